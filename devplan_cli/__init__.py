@@ -1,0 +1,1 @@
+"""The devplan command: parse, print, choose the exit code; compute nothing."""

@@ -1,0 +1,1 @@
+"""Export, place, copy and lower models: all that knows torch."""

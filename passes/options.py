@@ -1,0 +1,62 @@
+"""Everything an export can be told, as one value; flags and TOML files are read into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class PlacementRule:
+    """Put what matches on ``device``. A pattern is a shell glob; an empty one matches everything."""
+
+    device: str
+    module: str = ""
+    operator: str = ""
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class IoRule:
+    """Where the caller keeps an input or output: ``device`` skips its copy.
+
+    ``method`` and ``tensor`` are names or ``*``; later rules win.
+    """
+
+    direction: Literal["h2d", "d2h", "both"]
+    location: Literal["host", "device"]
+    method: str = "*"
+    tensor: str = "*"
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The settings of one export. The defaults are those of ``configs/default.toml``."""
+
+    device: str = "cuda"
+    dtype: str | None = None
+    architectures: tuple[str, ...] = ("sm_80", "sm_90")
+    placement: tuple[PlacementRule, ...] = ()
+    io: tuple[IoRule, ...] = ()
+    allow_host_ops: bool = False
+    allow_tf32: bool = False
+    library_calls: bool = True
+    device_planning: bool = True
+    planning_effort: Literal["fast", "default", "max"] = "default"
+    reorder: bool = True
+    memory_budget: int | None = None
+    weights: Literal["embed", "external", "reference"] = "embed"
+    pipeline: tuple[str, ...] | None = None
+    """Pass names in order; None takes the built-in order."""
+    pass_options: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    jobs: int = 0
+    """Processes that compile kernels; 0 takes one per processor."""
+
+
+Progress = Callable[[str, float, str], None]
+"""Told (stage, fraction done from 0 to 1, detail) as an export goes on."""
+
+
+def silent(stage: str, fraction: float, detail: str) -> None:
+    """The progress of one who does not watch."""

@@ -1,0 +1,1 @@
+"""Plan memory for a program. Pure Python and NumPy, without torch."""

@@ -1,0 +1,1 @@
+"""Load and run an artifact. Imports neither torch nor the planner."""

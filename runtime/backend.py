@@ -1,0 +1,112 @@
+"""What the engine asks of an execution device; CUDA, the emulator, the cpu and a recording fake answer.
+
+The engine resolves a method's values to addresses and asks the backend to *bind* each instruction to them
+once. A bound instruction is a closure without arguments; a call is the closures in order, or, on CUDA, one
+graph captured from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .dtypes import DType
+from .program import Copy, Device, HostCall, Kernel, Launch, LibraryCall
+
+Step = Callable[[], None]
+"""A bound instruction: does its work (or enqueues it on the backend's stream) when called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A value with its address: where its first element is, and its concrete shape (strides in elements)."""
+
+    address: int
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: Device
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        product = 1
+        for extent in self.shape:
+            product *= extent
+        return product
+
+    @property
+    def span_nbytes(self) -> int:
+        """Bytes from the first element to the end of the last one, gaps included; 0 when there is none."""
+        if 0 in self.shape:
+            return 0
+        last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+
+class Backend(Protocol):
+    """One execution device. Addresses are plain integers; every failure raises a `DevplanError`."""
+
+    @property
+    def device(self) -> Device:
+        """The program's device slot that this backend serves."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """What a person calls it: ``NVIDIA H200``, ``emulator``, ``cpu``."""
+        ...
+
+    def allocate(self, nbytes: int) -> int:
+        """Reserve device memory, 256-aligned; 0 bytes gives a valid, unusable address."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Give memory back."""
+        ...
+
+    def allocate_host(self, nbytes: int) -> int:
+        """Reserve host memory that this device copies from and to at full speed (pinned on CUDA)."""
+        ...
+
+    def free_host(self, address: int) -> None:
+        """Give host memory back."""
+        ...
+
+    def upload(self, address: int, data: memoryview) -> None:
+        """Copy host bytes to the device, now."""
+        ...
+
+    def download(self, address: int, out: memoryview) -> None:
+        """Copy device bytes to writable host memory, now."""
+        ...
+
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        """Set every byte, now."""
+        ...
+
+    def load(self, kernels: Sequence[Kernel]) -> None:
+        """Make kernels launchable; DeviceError when one has no code for this device."""
+        ...
+
+    def bind(
+        self,
+        instruction: Launch | LibraryCall | HostCall | Copy,
+        operands: Mapping[str, Operand],
+        bindings: Mapping[str, int],
+    ) -> Step:
+        """Tie an instruction to addresses. ``operands`` by value name, ``bindings`` by symbol."""
+        ...
+
+    def capture(self, steps: Sequence[Step]) -> Step:
+        """One step that does what the given ones do, in order (a CUDA graph; elsewhere a loop)."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all enqueued work is done; raises what went wrong in it."""
+        ...
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+        ...
