@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from .dtypes import DType
 from .program import Copy, Device, HostCall, Kernel, Launch, LibraryCall
@@ -43,6 +43,19 @@ class Operand:
             return 0
         last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
         return (last + 1) * self.dtype.itemsize
+
+
+class DeviceArray(Protocol):
+    """A tensor in device memory as the caller holds it (`DeviceTensor` on CUDA)."""
+
+    @property
+    def operand(self) -> Operand:
+        """Address, element type, shape, strides and the program's device slot."""
+        ...
+
+    def numpy(self) -> Any:
+        """A copy on the host: a NumPy array, or a `HostTensor` for types that NumPy lacks."""
+        ...
 
 
 class Backend(Protocol):
@@ -101,6 +114,30 @@ class Backend(Protocol):
 
     def capture(self, steps: Sequence[Step]) -> Step:
         """One step that does what the given ones do, in order (a CUDA graph; elsewhere a loop)."""
+        ...
+
+    @property
+    def no_graph_reason(self) -> str:
+        """Why `capture` makes no device graph here (``the emulator has no graphs``); empty when it does."""
+        ...
+
+    def wrap(self, operand: Operand, release: Step) -> DeviceArray:
+        """A tensor of the caller's over device memory; ``release`` is called once, when it is dropped."""
+        ...
+
+    def describe(self, tensor: object) -> Operand:
+        """Where a caller's device tensor is; UsageError when it is none or lives on another device.
+
+        Takes what `wrap` made and whatever offers ``__cuda_array_interface__`` or ``__dlpack__``. Makes
+        sure that work enqueued on this backend from now on sees what the producer wrote.
+        """
+        ...
+
+    def fork(self) -> Backend:
+        """The same device, memory and loaded kernels with a stream of its own: for a clone of a program.
+
+        An address of one is good on the other. Closed on its own, before the one it was made from.
+        """
         ...
 
     def synchronize(self) -> None:
