@@ -32,3 +32,5 @@ class ModelSource:
     """Stem of the artifact's file name."""
     methods: tuple[MethodSource, ...]
     file: Path | None = None
+    notes: tuple[str, ...] = ()
+    """What a person should know of how the source was read, such as a switch to evaluation mode."""
