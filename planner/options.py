@@ -1,0 +1,28 @@
+"""What the planner can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Effort = Literal["fast", "default", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The settings of one planning run; the same settings and program always give the same plan."""
+
+    effort: Effort = "default"
+    """How hard offsets and orders are searched for. Work is counted in steps, not in seconds."""
+    reorder: bool = True
+    """Whether instructions may change places where that lowers the peak."""
+    static: bool = True
+    """False for ``--no-device-planning``: live ranges only, addresses are found at run time."""
+    memory_budget: int | None = None
+    """Bytes that arena and state may take together on any one device. Constants do not count."""
+    eliminate_copies: bool = True
+    """Whether local copies may become windows of their destination."""
+    solver: bool = False
+    """Whether OR-Tools' CP-SAT may be asked if the lower bound is reachable (extra ``solver``)."""
+    time_limit: float | None = None
+    """Seconds of search per arena; None takes the effort's guard. One that strikes costs determinism."""

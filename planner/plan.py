@@ -1,0 +1,103 @@
+"""Give every storage of a program its place: one arena per device, shared by all methods, and state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from ..runtime.program import (
+    Allocation,
+    Arena,
+    Device,
+    LiveRange,
+    Method,
+    MethodPlan,
+    Plan,
+    PlannedProgram,
+    Program,
+    Role,
+    Storage,
+)
+from .liveness import live_ranges
+from .offsets import place
+from .options import PlanOptions
+from .problem import Buffer, Placement, Problem, align
+
+
+def plan(program: Program, options: PlanOptions | None = None) -> PlannedProgram:
+    """The program with a place for every storage, its instructions perhaps in a better order.
+
+    Every device gets one arena, whose memory id is the same in all methods, and one more for the program's
+    state on it, laid out alike in every method. Raises BudgetError when ``memory_budget`` does not suffice.
+    """
+    options = options or PlanOptions()
+    layout = _Layout(program)
+    plans = tuple(_plan_method(method, layout, options) for method in program.methods)
+    return PlannedProgram(program, Plan(plans, options.static))
+
+
+class _Layout:
+    """What the methods have in common: the memory ids, and where state lies."""
+
+    def __init__(self, program: Program) -> None:
+        storages = [storage for method in program.methods for storage in method.storages]
+        devices = sorted({storage.device for storage in storages if storage.is_planned})
+        self.arenas = {device: memory_id for memory_id, device in enumerate(devices, 1)}
+        homes = sorted({state.device for state in program.state})
+        self.states = {device: memory_id for memory_id, device in enumerate(homes, len(devices) + 1)}
+        self.state_arenas: list[Arena] = []
+        self.state_offsets: dict[str, tuple[int, int]] = {}
+        alignments: dict[str, int] = {}
+        for storage in storages:
+            if storage.role is Role.STATE:
+                alignments[storage.content] = max(alignments.get(storage.content, 256), storage.alignment)
+        for device, memory_id in self.states.items():
+            top = 0
+            for state in program.state:
+                if state.device == device:
+                    step = alignments.get(state.name, 256)
+                    at, nbytes = align(top, step), align(state.nbytes, step)
+                    self.state_offsets[state.name] = (at, nbytes)
+                    top = at + nbytes
+            total = sum(self.state_offsets[s.name][1] for s in program.state if s.device == device)
+            self.state_arenas.append(Arena(memory_id, device, top, total, total, "stacked", kind="state"))
+
+
+def _plan_method(method: Method, layout: _Layout, options: PlanOptions) -> MethodPlan:
+    ranges = live_ranges(method)
+    arenas: list[Arena] = []
+    places: dict[str, Allocation] = {}
+    for storage in method.storages:
+        if storage.role is Role.STATE:
+            at, nbytes = layout.state_offsets[storage.content]
+            places[storage.name] = Allocation(storage.name, layout.states[storage.device], at, nbytes)
+    if options.static:
+        for device, memory_id in layout.arenas.items():
+            arena, placed = _plan_arena(method, device, memory_id, ranges, options)
+            arenas.append(arena)
+            places |= {each.storage: each for each in placed}
+    ordered = tuple(places[storage.name] for storage in method.storages if storage.name in places)
+    return MethodPlan(method.name, (*arenas, *layout.state_arenas), ordered, ranges)
+
+
+def _plan_arena(
+    method: Method, device: Device, memory_id: int, ranges: Iterable[LiveRange], options: PlanOptions
+) -> tuple[Arena, list[Allocation]]:
+    started = time.perf_counter()
+    by_name = {each.storage: each for each in ranges}
+    mine = [storage for storage in method.storages if storage.is_planned and storage.device == device]
+    problem = Problem(tuple(_buffer(storage, by_name[storage.name]) for storage in mine))
+    found: Placement = place(problem, options.effort)
+    allocations = [
+        Allocation(storage.name, memory_id, offset, buffer.size)
+        for storage, buffer, offset in zip(mine, problem.buffers, found.offsets, strict=True)
+    ]
+    total = sum(buffer.size for buffer in problem.buffers)
+    seconds = time.perf_counter() - started
+    arena = Arena(memory_id, device, found.height, problem.lower_bound, total, found.algorithm, seconds)
+    return arena, allocations
+
+
+def _buffer(storage: Storage, live: LiveRange) -> Buffer:
+    """What a storage takes: its bytes at the bound, rounded up so that neighbours stay aligned."""
+    return Buffer(live.begin, live.end, align(storage.reserved_nbytes, storage.alignment), storage.alignment)
