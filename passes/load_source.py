@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import torch
 
 from ..runtime.errors import UsageError
 from .function_module import FunctionModule
+from .narrow import is_mapping, is_sequence, is_tuple
 from .source import MethodSource, ModelSource
 from .source_text import split_source
 from .user_code import UserCode, import_file, import_module
@@ -95,7 +95,7 @@ class _Resolver:
 
     def _many(self, methods: Any) -> tuple[MethodSource, ...]:
         at = self.code.at("methods")
-        if not (_is_mapping(methods) and methods):
+        if not (is_mapping(methods) and methods):
             why = f"`methods` at {at} is {_kind(methods)}, expected a dict of dicts"
             raise self.code.error(
                 why, 'write `methods = {"forward": {"module": model, "example_inputs": (x,)}}`'
@@ -109,7 +109,7 @@ class _Resolver:
                 f"`methods` at {at} has the key {name!r}, expected a name of letters and digits"
             )
         what = f'methods["{name}"]'
-        if not _is_mapping(entry):
+        if not is_mapping(entry):
             raise self.code.error(
                 f"`{what}` at {at} is {_kind(entry)}, expected a dict", f"keys: {_listed(_METHOD_KEYS)}"
             )
@@ -220,20 +220,20 @@ class _Resolver:
                 )
             with self.code.blaming(f"calling `{what}()`"):
                 value = value()
-        if _is_mapping(value):
+        if is_mapping(value):
             if bad := [key for key in value if not isinstance(key, str)]:
                 raise self.code.error(f"`{what}` at {at} has the key {bad[0]!r}, expected argument names")
             kwargs = {str(key): leaf for key, leaf in value.items()}
             self._check_leaves(what, at, tuple(kwargs.values()))
             return (), kwargs
-        if not _is_tuple(value):
+        if not is_tuple(value):
             hint = f"write `{what.rpartition('.')[2]} = (x,)`" if isinstance(value, torch.Tensor) else ""
             raise self.code.error(f"`{what}` at {at} is {_kind(value)}, expected {_INPUTS}", hint)
         self._check_leaves(what, at, value)
         return value, {}
 
     def _check_leaves(self, what: str, at: str, value: Any) -> None:
-        if _is_sequence(value):
+        if is_sequence(value):
             for item in value:
                 self._check_leaves(what, at, item)
         elif type(value).__module__ == "numpy":
@@ -246,18 +246,6 @@ class _Resolver:
         at = at or self.code.at(what)
         why = f"`{what}` at {at} is {_kind(value)}, expected a dict or tuple as `torch.export` has it"
         raise self.code.error(why, 'for example `{"x": {0: torch.export.Dim("batch", max=32)}}`')
-
-
-def _is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
-    return isinstance(value, Mapping)
-
-
-def _is_tuple(value: object) -> TypeGuard[tuple[Any, ...]]:
-    return isinstance(value, tuple)
-
-
-def _is_sequence(value: object) -> TypeGuard[tuple[Any, ...] | list[Any]]:
-    return isinstance(value, tuple | list)
 
 
 def _is_convention(value: Any) -> bool:
