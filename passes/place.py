@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from ..runtime.errors import UnsupportedOperatorError, UsageError
+from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.program import CPU, Device
 from .base import Pass, PassResult, Stage
 from .io_rules import check_io, resolve_io, signature
 from .options import IoRule, PlacementRule
 from .placed import Node, NodeKind, PlacedGraph
+from .placement_rules import check_rules, matches, parse_device, words
 from .view_trees import ViewTrees, by_root, first_gpu, uses
 
 Supports = Callable[[str, Device], str | None]
@@ -51,13 +51,16 @@ class PlaceOperators(Pass[PlacedGraph]):
     state_devices: Mapping[str, Device] = field(default_factory=dict[str, Device], repr=False)
     """Homes of state variables by content name, where methods must agree; see `state_homes`."""
 
+    def prepared(self, subjects: Sequence[PlacedGraph]) -> PlaceOperators:
+        """Check rules against all methods, and let them agree on where shared state lives."""
+        check_io({g.name: signature(g) for g in subjects}, self.io, device_planning=self.device_planning)
+        check_rules(subjects, self.placement)
+        return replace(self, state_devices=state_homes(subjects, self))
+
     def run(self, subject: PlacedGraph) -> PassResult[PlacedGraph]:
         """Place one method."""
-        own = [rule for rule in self.io if rule.method in ("*", subject.name)]
-        if any(rule.location == "device" for rule in own) and not self.device_planning:
-            check_io({subject.name: signature(subject)}, own, device_planning=False)
-        default = _parse(self.device)
-        rules = [(rule, _parse(rule.device)) for rule in self.placement]
+        default = parse_device(self.device)
+        rules = [(rule, parse_device(rule.device)) for rule in self.placement]
         placer = _Placer(subject.name, default, rules, self.supports, self.allow_host_ops, self.state_devices)
         graph = placer.place(subject)
         placer.refuse_unsupported()
@@ -79,37 +82,6 @@ def state_homes(graphs: Sequence[PlacedGraph], placing: PlaceOperators) -> dict[
             if node.kind is NodeKind.STATE and node.device is not None:
                 (updated if node.name in targets else read).setdefault(node.content, node.device)
     return read | updated
-
-
-def _parse(text: str) -> Device:
-    try:
-        return Device.parse(text)
-    except ValueError as error:
-        raise UsageError("a device of the placement is not valid", why=str(error)) from error
-
-
-def matches(rule: PlacementRule, node: Node, method: str) -> bool:
-    """Whether a rule speaks of this operator.
-
-    A module pattern matches the module's dotted path or any module that holds it; an operator pattern the
-    full name or its parts without namespace or overload (``aten.add.Tensor``, ``aten.add``, ``add``).
-    """
-    if rule.method and not fnmatchcase(method, rule.method):
-        return False
-    if rule.module:
-        path = node.origin.module
-        if not (fnmatchcase(path, rule.module) or fnmatchcase(path, f"{rule.module}.*")):
-            return False
-    if rule.operator:
-        packet = node.operator.rpartition(".")[0] or node.operator
-        names = (node.operator, packet, packet.rpartition(".")[2])
-        return any(fnmatchcase(name, rule.operator) for name in names)
-    return True
-
-
-def _words(rule: PlacementRule) -> str:
-    parts = [f"{key} `{text}`" for key in ("module", "operator", "method") if (text := getattr(rule, key))]
-    return "rule for " + ", ".join(parts) if parts else "rule for everything"
 
 
 class _Placer:
@@ -162,7 +134,7 @@ class _Placer:
         device, reason = self._default, "default device"
         for rule, target in self._rules:
             if matches(rule, node, self._method):
-                device, reason = target, _words(rule)
+                device, reason = target, words(rule)
         return device, reason
 
     def runs(self, node: Node, device: Device) -> bool:

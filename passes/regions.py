@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ..runtime.program import Device
+from .base import Pass, PassResult, Stage
 from .ledger import with_reasons
 from .placed import Node, NodeKind, PlacedGraph
 
@@ -23,6 +25,19 @@ class PlacedRegion:
     device: Device
     nodes: tuple[str, ...]
     body: str = ""
+
+
+@dataclass(frozen=True)
+class GroupRegions(Pass[PlacedGraph]):
+    """Number the regions that are lowered as units, as `assign_regions` does. No options."""
+
+    name: ClassVar[str] = "group-regions"
+    stage: ClassVar[Stage] = Stage.PLACED
+
+    def run(self, subject: PlacedGraph) -> PassResult[PlacedGraph]:
+        """Number and order one method."""
+        graph, _ = assign_regions(subject)
+        return PassResult(graph, graph != subject)
 
 
 def assign_regions(graph: PlacedGraph) -> tuple[PlacedGraph, tuple[PlacedRegion, ...]]:
