@@ -1,0 +1,271 @@
+"""The CUDA backend against a driver that records and fails on request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from devplan.runtime.backend import Backend, Operand
+from devplan.runtime.cuda import driver
+from devplan.runtime.cuda.backend import CudaBackend
+from devplan.runtime.dtypes import DType
+from devplan.runtime.errors import DeviceError, ExecutionError
+from devplan.runtime.program import (
+    CPU,
+    Copy,
+    CopyKind,
+    Device,
+    HostCall,
+    Kernel,
+    KernelCode,
+    KernelParameter,
+    Launch,
+    LibraryCall,
+    Ref,
+    SourceLocation,
+)
+
+GPU = Device("cuda", 0)
+
+
+def add_kernel(shared: int = 0, form: str = "cubin") -> Kernel:
+    code = KernelCode("sm_90" if form == "cubin" else "sm_80", form, "add_kernel", b"\x7fELF....", 8, shared)
+    return Kernel("add", (KernelParameter("x", "*fp32"), KernelParameter("n", "i32")), (code,))
+
+
+LAUNCH = Launch("add", (Ref("x"), 5), (3, 1, 1), ("x",), ("x",), origin=SourceLocation("encoder", "aten.add"))
+
+
+def on_gpu(address: int, shape: tuple[int, ...] = (5,), dtype: DType = DType.FLOAT32) -> Operand:
+    strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+    return Operand(address, dtype, shape, strides, GPU)
+
+
+def on_host(array: np.ndarray, dtype: DType) -> Operand:
+    strides = tuple(step // array.itemsize for step in array.strides)
+    return Operand(int(array.ctypes.data), dtype, array.shape, strides, CPU)
+
+
+def test_it_answers_as_a_backend(gpu: CudaBackend) -> None:
+    backend: Backend = gpu
+    assert (backend.device, backend.label, backend.no_graph_reason) == (GPU, "Fake GPU", "")
+    assert gpu.info.architecture == "sm_90"
+
+
+def test_memory_goes_there_and_back(gpu: CudaBackend) -> None:
+    data = np.arange(12, dtype=np.uint8)
+    address = gpu.allocate(12)
+    gpu.upload(address, memoryview(data.tobytes()))
+    out = bytearray(12)
+    gpu.download(address, memoryview(out))
+    assert bytes(out) == data.tobytes()
+    gpu.fill(address, 12, 0xFF)
+    gpu.download(address, memoryview(out))
+    assert bytes(out) == b"\xff" * 12
+
+
+def test_a_large_upload_passes_through_pinned_chunks(gpu: CudaBackend, cu: Any) -> None:
+    data = np.random.default_rng(0).integers(0, 256, (40 << 20) + 5, np.uint8)
+    address = gpu.allocate(data.nbytes)
+    gpu.upload(address, memoryview(data))
+    out = bytearray(data.nbytes)
+    gpu.download(address, memoryview(out))
+    assert out == data.tobytes()
+    assert cu.names().count("cuMemHostAlloc") == 4
+    assert cu.names().count("cuEventSynchronize") == 2  # six chunks through four buffers
+
+
+def test_out_of_memory_says_how_much_and_what_to_do(gpu: CudaBackend, cu: Any) -> None:
+    cu.fail["cuMemAlloc"] = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    with pytest.raises(ExecutionError) as error:
+        gpu.allocate(4096)
+    line = error.value.line()
+    assert "4096 bytes" in line and "CUDA_ERROR_OUT_OF_MEMORY" in line and "free memory" in line
+
+
+def test_a_launch_passes_grid_threads_and_shared_memory(gpu: CudaBackend, cu: Any) -> None:
+    gpu.load([add_kernel(shared=64 << 10)])
+    step = gpu.bind(LAUNCH, {"x": on_gpu(gpu.allocate(20))}, {})
+    step()
+    (name, function, *rest) = cu.calls[-1]
+    assert (name, function, rest[:7]) == (
+        "cuLaunchKernel",
+        "function add_kernel",
+        [3, 1, 1, 256, 1, 1, 64 << 10],
+    )
+    assert ("cuFuncSetAttribute", "function add_kernel") in [call[:2] for call in cu.calls]
+
+
+def test_code_is_loaded_once_and_only_when_launched(gpu: CudaBackend, cu: Any) -> None:
+    gpu.load([add_kernel()])
+    assert "cuModuleLoadData" not in cu.names()
+    for _ in range(2):
+        gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})
+    assert cu.names().count("cuModuleLoadData") == 1
+
+
+def test_an_artifact_for_other_gpus_is_refused_at_load(cu: Any) -> None:
+    cu.capability = (8, 0)
+    backend = CudaBackend(GPU)
+    with pytest.raises(DeviceError, match=r"sm_90 \(cubin\)"):
+        backend.load([add_kernel()])
+
+
+def test_ptx_is_used_and_reported(gpu: CudaBackend) -> None:
+    gpu.load([add_kernel(form="ptx")])
+    assert gpu.uses_ptx == ("add",)
+
+
+def test_damaged_code_is_a_device_error(gpu: CudaBackend, cu: Any) -> None:
+    gpu.load([add_kernel()])
+    cu.fail["cuModuleLoadData"] = cu.CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(DeviceError, match="load kernel `add`") as error:
+        gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})
+    assert "aten.add in encoder" in error.value.line()
+
+
+def test_a_failed_launch_names_the_kernel(gpu: CudaBackend, cu: Any) -> None:
+    gpu.load([add_kernel()])
+    step = gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})
+    cu.fail["cuLaunchKernel"] = cu.CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(ExecutionError, match="launch kernel `add`"):
+        step()
+
+
+def test_copies_go_both_ways_and_leave_gaps_alone(gpu: CudaBackend) -> None:
+    source = np.arange(6, dtype=np.float32).reshape(2, 3)
+    there, back = gpu.allocate(24), np.full((2, 5), -1, np.float32)
+    operands = {
+        "a": on_host(source, DType.FLOAT32),
+        "b": on_gpu(there, (2, 3)),
+        "c": on_host(back[:, :3], DType.FLOAT32),
+    }
+    gpu.bind(Copy(CopyKind.H2D, "a", "b"), operands, {})()
+    gpu.bind(Copy(CopyKind.D2H, "b", "c"), operands, {})()
+    assert np.array_equal(back, np.pad(source, ((0, 0), (0, 2)), constant_values=-1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "value"),
+    [
+        (DType.FLOAT32, np.float32, 1.5),
+        (DType.FLOAT64, np.float64, 1.1),
+        (DType.INT64, np.int64, -1),
+        (DType.INT64, np.int64, 1 << 40),
+        (DType.FLOAT16, np.float16, -2.0),
+        (DType.BOOL, np.bool_, True),
+        (DType.UINT8, np.uint8, 255),
+        (DType.FLOAT32, np.float32, float("-inf")),
+    ],
+)
+def test_fill_writes_every_element(gpu: CudaBackend, dtype: DType, kind: Any, value: Any) -> None:
+    out = on_gpu(gpu.allocate(7 * dtype.itemsize), (7,), dtype)
+    gpu.bind(LibraryCall("fill", (), ("out",), (("value", value),)), {"out": out}, {})()
+    raw = bytearray(7 * dtype.itemsize)
+    gpu.download(out.address, memoryview(raw))
+    assert np.array_equal(np.frombuffer(raw, kind), np.full(7, value, kind))
+
+
+def test_what_cuda_does_not_serve_is_refused(gpu: CudaBackend) -> None:
+    with pytest.raises(DeviceError, match="attention"):
+        gpu.bind(LibraryCall("attention", (), ()), {}, {})
+    with pytest.raises(ExecutionError, match="runs on the host"):
+        gpu.bind(HostCall("aten::sort.out", (), (), ()), {}, {})
+
+
+def test_a_graph_replays_without_having_run(gpu: CudaBackend, cu: Any) -> None:
+    gpu.load([add_kernel()])
+    step = gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})
+    replay = gpu.capture([step, step])
+    assert replay.nodes == 3
+    assert not cu.capturing
+    replay()
+    assert cu.calls[-1] == ("cuGraphLaunch", "executable", gpu.stream)
+
+
+def test_a_graph_goes_to_the_callers_stream(gpu: CudaBackend, cu: Any) -> None:
+    class Stream:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, 4242
+
+    replay = gpu.capture([])
+    gpu.use_stream(Stream())
+    replay()
+    assert cu.calls[-1] == ("cuGraphLaunch", "executable", 4242)
+    gpu.use_stream(None)
+    replay()
+    assert cu.calls[-1][-1] != 4242
+    with pytest.raises(ExecutionError, match="no CUDA stream"):
+        gpu.use_stream("stream")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_failed_capture_leaves_the_backend_usable(gpu: CudaBackend, cu: Any, broken: bool) -> None:
+    def fails() -> None:
+        raise ExecutionError("cublasLtMatmul failed", why="CUBLAS_STATUS_INTERNAL_ERROR")
+
+    cu.breaks_in_capture, before = broken, gpu.stream
+    with pytest.raises(ExecutionError, match="INTERNAL_ERROR"):
+        gpu.capture([fails])
+    cu.breaks_in_capture = False
+    assert not cu.capturing
+    assert (gpu.stream != before) is broken
+    gpu.capture([])()
+    gpu.synchronize()
+
+
+def test_instantiation_errors_are_execution_errors(gpu: CudaBackend, cu: Any) -> None:
+    cu.fail["cuGraphInstantiate"] = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    with pytest.raises(ExecutionError, match="instantiate"):
+        gpu.capture([])
+    assert "cuGraphDestroy" in cu.names()
+
+
+def test_closing_twice_releases_once(gpu: CudaBackend, cu: Any) -> None:
+    gpu.load([add_kernel()])
+    gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})
+    gpu.capture([])
+    gpu.close()
+    gpu.close()
+    for name in ("cuModuleUnload", "cuGraphExecDestroy", "cuStreamDestroy", "cuDevicePrimaryCtxRelease"):
+        assert cu.names().count(name) == 1
+
+
+def test_a_fork_shares_code_and_not_the_stream(gpu: CudaBackend, cu: Any) -> None:
+    gpu.load([add_kernel()])
+    fork = gpu.fork()
+    fork.bind(LAUNCH, {"x": on_gpu(256)}, {})
+    gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})
+    assert cu.names().count("cuModuleLoadData") == 1
+    assert fork.stream != gpu.stream
+    fork.close()
+    assert "cuModuleUnload" not in cu.names()
+
+
+def test_a_gpu_that_is_not_there_is_a_device_error(cu: Any) -> None:
+    with pytest.raises(DeviceError, match="no GPU 3"):
+        CudaBackend(Device("cuda", 0), 3)
+
+
+def test_no_driver_is_exit_6_with_a_mend(monkeypatch: pytest.MonkeyPatch, cu: Any) -> None:
+    def missing(flags: int) -> None:
+        raise RuntimeError("libcuda.so was not found\nmore")
+
+    monkeypatch.setattr(cu, "cuInit", missing, raising=False)
+    with pytest.raises(DeviceError) as error:
+        CudaBackend(GPU)
+    assert error.value.line() == (
+        "error: there is no CUDA driver (code 6): libcuda.so was not found; run it with `--device emulator`, "
+        "or on a machine with an NVIDIA GPU and its driver"
+    )
+    assert driver.cuda_available() == (False, "there is no CUDA driver: libcuda.so was not found")
+
+
+def test_devices_are_described(cu: Any) -> None:
+    assert [(info.name, info.architecture, info.multiprocessors) for info in driver.devices()] == [
+        ("Fake GPU", "sm_90", 132)
+    ]
+    assert driver.driver_version() == "13.1"
+    assert driver.cuda_available() == (True, "")
