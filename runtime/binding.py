@@ -1,0 +1,259 @@
+"""A method tied to addresses: operands resolved, instructions bound, device segments captured."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .backend import Backend, Operand, Step
+from .errors import DevplanError, PlanError
+from .expr import evaluate
+from .inputs import concrete
+from .program import CPU, Copy, CopyKind, Device, HostCall, Instruction, Jump, Launch, Method, Storage, Value
+
+Bindings = Mapping[str, int]
+
+
+def resolve(
+    method: Method, addresses: Mapping[str, int], bindings: Bindings, only: set[str] | None = None
+) -> dict[str, Operand]:
+    """Operands by value name; PlanError when a value leaves its storage."""
+    storages = {storage.name: storage for storage in method.storages}
+    return {
+        value.name: operand_of(value, storages[value.storage], addresses[value.storage], bindings)
+        for value in method.values
+        if value.storage in addresses and (only is None or value.name in only)
+    }
+
+
+def operand_of(value: Value, storage: Storage, address: int, bindings: Bindings) -> Operand:
+    """The value's place in memory; PlanError when it leaves its storage."""
+    shape, strides = concrete(value.shape, bindings), concrete(value.strides, bindings)
+    offset = evaluate(value.offset, bindings)
+    operand = Operand(address + offset, value.dtype, shape, strides, storage.device)
+    limit = max(evaluate(storage.nbytes, bindings), 0)
+    if offset < 0 or (operand.span_nbytes and offset + operand.span_nbytes > limit):
+        raise PlanError(f"value `{value.name}` leaves storage `{storage.name}` of {limit} bytes")
+    return operand
+
+
+def device_of(instruction: Instruction, operands: Mapping[str, Operand]) -> Device:
+    """Where an instruction runs. A copy runs on its accelerator; device to device on the destination."""
+    if isinstance(instruction, HostCall | Jump):
+        return CPU
+    if isinstance(instruction, Copy):
+        end = instruction.source if instruction.kind is CopyKind.D2H else instruction.destination
+        return operands[end].device
+    names = (*instruction.writes, *instruction.reads)
+    if not names:
+        raise PlanError(f"an instruction has no operands: {instruction}")
+    return operands[names[0]].device
+
+
+def is_empty(instruction: Instruction, operands: Mapping[str, Operand], bindings: Bindings) -> bool:
+    """Whether there is nothing to do: a grid or a copy of nothing."""
+    if isinstance(instruction, Launch):
+        return any(evaluate(size, bindings) == 0 for size in instruction.grid)
+    return isinstance(instruction, Copy) and operands[instruction.source].numel == 0
+
+
+@dataclass
+class CopyTally:
+    """How many copies ran, and their bytes, by kind."""
+
+    counts: dict[CopyKind, int] = field(default_factory=lambda: dict.fromkeys(CopyKind, 0))
+    nbytes: dict[CopyKind, int] = field(default_factory=lambda: dict.fromkeys(CopyKind, 0))
+
+    def add(self, kind: CopyKind, nbytes: int, times: int = 1) -> None:
+        """Count copies of ``nbytes`` each."""
+        self.counts[kind] += times
+        self.nbytes[kind] += nbytes * times
+
+    def merge(self, other: CopyTally, times: int = 1) -> None:
+        """Count another tally some times."""
+        for kind in CopyKind:
+            self.counts[kind] += other.counts[kind] * times
+            self.nbytes[kind] += other.nbytes[kind] * times
+
+
+@dataclass
+class Segment:
+    """Instructions [begin, end) as one step on one device, or one jump."""
+
+    begin: int
+    end: int
+    device: Device
+    step: Step
+    copies: CopyTally
+    jump: Jump | None = None
+    runs: int = 0
+
+
+Decorate = Callable[[int, Step], Step]
+"""Wraps the step of an instruction, by index (poisoning, profiling)."""
+
+
+class Binder:
+    """Binds instructions and groups them into segments that one device can run without the host."""
+
+    def __init__(
+        self,
+        method: Method,
+        backends: Mapping[Device, Backend],
+        operands: Mapping[str, Operand],
+        bindings: Bindings,
+        decorate: Decorate | None = None,
+    ) -> None:
+        self._method, self._backends, self._operands = method, backends, operands
+        self._bindings, self._decorate = bindings, decorate
+        self.no_graph_reason = ""
+
+    def segments(self) -> list[Segment]:
+        """All instructions of the method, bound; segments end at host steps, jumps and jump targets."""
+        instructions = self._method.instructions
+        targets = {i.target for i in instructions if isinstance(i, Jump)}
+        made: list[Segment] = []
+        begin = 0
+        while begin < len(instructions):
+            end = self._segment_end(begin, targets)
+            made.append(self._segment(begin, end))
+            begin = end
+        self._explain(made)
+        return made
+
+    def _segment_end(self, begin: int, targets: set[int]) -> int:
+        instructions = self._method.instructions
+        device, end = self._device(begin), begin + 1
+        if device == CPU or isinstance(instructions[begin], Jump):
+            return end
+        while end < len(instructions) and end not in targets and self._device(end) == device:
+            end += 1
+        return end
+
+    def _device(self, index: int) -> Device:
+        return device_of(self._method.instructions[index], self._operands)
+
+    def _segment(self, begin: int, end: int) -> Segment:
+        instructions = self._method.instructions[begin:end]
+        device, copies = self._device(begin), CopyTally()
+        first = instructions[0]
+        if isinstance(first, Jump):
+            return Segment(begin, end, CPU, _nothing, copies, first)
+        steps = [step for index in range(begin, end) if (step := self._step(index)) is not None]
+        for instruction in instructions:
+            if isinstance(instruction, Copy) and (source := self._operands[instruction.source]).numel:
+                copies.add(instruction.kind, source.numel * source.dtype.itemsize)
+        return Segment(begin, end, device, self._joined(device, steps), copies)
+
+    def _step(self, index: int) -> Step | None:
+        instruction = self._method.instructions[index]
+        assert not isinstance(instruction, Jump)
+        step: Step | None = None
+        if not is_empty(instruction, self._operands, self._bindings):
+            backend = self._backends[self._device(index)]
+            step = backend.bind(instruction, self._operands, self._bindings)
+        return step if self._decorate is None else self._decorate(index, step or _nothing)
+
+    def _joined(self, device: Device, steps: Sequence[Step]) -> Step:
+        if device == CPU or not steps:
+            return steps[0] if len(steps) == 1 else _nothing
+        try:
+            return self._backends[device].capture(steps)
+        except DevplanError as error:
+            self.no_graph_reason = f"the capture failed: {error}"
+            return _loop(steps)
+
+    def _explain(self, segments: Sequence[Segment]) -> None:
+        accelerators = {segment.device for segment in segments if segment.device != CPU}
+        hosts = sum(segment.device == CPU and segment.jump is None for segment in segments)
+        if self.no_graph_reason:
+            return
+        if not accelerators:
+            self.no_graph_reason = "nothing runs on a device"
+        elif any(segment.jump for segment in segments):
+            self.no_graph_reason = "the method branches"
+        elif hosts:
+            self.no_graph_reason = f"{hosts} operators run on the host"
+        elif len(accelerators) > 1:
+            self.no_graph_reason = f"the method uses {len(accelerators)} devices"
+        else:
+            self.no_graph_reason = self._backends[next(iter(accelerators))].no_graph_reason
+
+
+def _nothing() -> None:
+    """The step of an instruction that has nothing to do."""
+
+
+def _loop(steps: Sequence[Step]) -> Step:
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
+
+
+class Execution:
+    """Runs bound segments in order, following jumps, and orders devices against each other."""
+
+    def __init__(
+        self, segments: Sequence[Segment], operands: Mapping[str, Operand], backends: Mapping[Device, Backend]
+    ) -> None:
+        self.segments, self._backends = segments, backends
+        index_of = {segment.begin: number for number, segment in enumerate(segments)}
+        self._jumps: dict[int, tuple[int, Callable[[], bool]]] = {}
+        for number, segment in enumerate(segments):
+            if segment.jump is not None:
+                target = index_of.get(segment.jump.target, len(segments))
+                self._jumps[number] = (target, jump_condition(segment.jump, operands))
+        self.run: Step = self._simple() or self._run
+
+    def copies(self) -> CopyTally:
+        """Copies executed so far."""
+        total = CopyTally()
+        for segment in self.segments:
+            total.merge(segment.copies, segment.runs)
+        return total
+
+    def _simple(self) -> Step | None:
+        """The hot path: one segment, so one launch and one wait."""
+        if len(self.segments) != 1 or self._jumps:
+            return None
+        segment = self.segments[0]
+        step, synchronize = segment.step, self._backends[segment.device].synchronize
+
+        def run() -> None:
+            segment.runs += 1
+            step()
+            synchronize()
+
+        return run
+
+    def _run(self) -> None:
+        number, busy = 0, None
+        while number < len(self.segments):
+            segment = self.segments[number]
+            segment.runs += 1
+            if busy is not None and busy != segment.device:
+                self._backends[busy].synchronize()
+                busy = None
+            if segment.jump is not None:
+                target, condition = self._jumps[number]
+                number = number + 1 if condition() else target
+                continue
+            segment.step()
+            busy = segment.device if segment.device != CPU else None
+            number += 1
+        if busy is not None:
+            self._backends[busy].synchronize()
+
+
+def jump_condition(jump: Jump, operands: Mapping[str, Operand]) -> Callable[[], bool]:
+    """True when execution goes on with the next instruction."""
+    if not jump.condition:
+        return lambda: False
+    operand = operands[jump.condition]
+    if operand.device != CPU or operand.numel != 1 or operand.dtype.itemsize != 1:
+        raise PlanError(f"condition `{jump.condition}` is not one bool on the host")
+    flag = ctypes.c_uint8.from_address(operand.address)
+    return lambda: flag.value != 0

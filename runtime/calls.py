@@ -1,0 +1,267 @@
+"""One method, ready to be called: picks or makes the binding that fits the inputs, stores, runs, fetches."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .backend import Backend, Operand
+from .binding import Binder, CopyTally, Decorate, Execution, resolve
+from .errors import UsageError
+from .expr import evaluate
+from .inputs import (
+    Store,
+    SymbolReader,
+    as_host_tensor,
+    check_device_input,
+    check_literal,
+    host_array,
+    host_store,
+)
+from .outputs import Fetch, OutputBlock, borrow_fetch, copy_fetch, output_block
+from .program import CPU, Device, Method, Port, Role, Storage
+from .shared import Shared
+
+BOUND_LIMIT = 16
+"""Bindings (and captured graphs) kept per method for symbol values and addresses of the caller's memory."""
+
+
+@dataclass
+class Bound:
+    """A method bound for given symbol values and caller addresses."""
+
+    operands: dict[str, Operand]
+    stores: list[Store]
+    execution: Execution
+    fetches: list[Fetch]
+    borrows: list[Fetch]
+    no_graph_reason: str
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method needs of its program."""
+
+    shared: Shared
+    backends: Mapping[Device, Backend]
+    addresses: Mapping[str, int]
+    """Of all storages but the caller's own."""
+    generation: Callable[[], int]
+    decorate: Decorate | None = None
+    before: Callable[[], None] | None = None
+    """Runs before the inputs are stored (the emulator scrubs its arenas)."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """One call's inputs in port order, the shapes they have, and the addresses of those used in place."""
+
+    values: list[Any]
+    shapes: dict[str, tuple[int, ...]]
+    addresses: dict[str, int]
+
+
+class Caller:
+    """Runs one planned method. Not thread-safe: the program guards it."""
+
+    def __init__(self, method: Method, context: Context) -> None:
+        self.method, self._context = method, context
+        self._storages = {storage.name: storage for storage in method.storages}
+        self._values = {value.name: value for value in method.values}
+        self._symbols = SymbolReader(method)
+        self._inputs = {self._storage(port).name: i for i, port in enumerate(method.inputs) if port.value}
+        self._external_outputs = [
+            storage for storage in method.storages if storage.external and storage.name not in self._inputs
+        ]
+        self._cache: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
+        self._retired = CopyTally()
+        self._names = [port.name for port in method.outputs]
+        self.is_static = not method.symbols and not any(storage.external for storage in method.storages)
+        self.last: Bound | None = None
+
+    def prepare(self) -> None:
+        """Bind (and capture) ahead of the first call, where nothing depends on the call."""
+        if self.is_static and self.last is None:
+            self.last = self._bind({}, {})
+
+    def call(self, args: Sequence[Any], borrow: bool) -> dict[str, Any]:
+        """Check and store the inputs, run, fetch the outputs by name."""
+        if not self.is_static:
+            return self._call_dynamic(args, borrow)
+        if self.last is None:
+            self.prepare()
+        bound = self.last
+        assert bound is not None
+        self._run(bound, args)
+        fetches = bound.borrows if borrow else bound.fetches
+        return {name: fetch() for name, fetch in zip(self._names, fetches, strict=True)}
+
+    def forget(self) -> None:
+        """Drop all bindings; the counts stay."""
+        self._retired = self.copies()
+        self._cache.clear()
+        self.last = None
+
+    def copies(self) -> CopyTally:
+        """Copies executed so far."""
+        total = CopyTally()
+        total.merge(self._retired)
+        for bound in [*self._cache.values(), *([self.last] if self.is_static and self.last else [])]:
+            total.merge(bound.execution.copies())
+        return total
+
+    def _run(self, bound: Bound, args: Sequence[Any]) -> None:
+        if self._context.before is not None:
+            self._context.before()
+        for store, value in zip(bound.stores, args, strict=True):
+            store(value)
+        bound.execution.run()
+
+    def _storage(self, port: Port) -> Storage:
+        return self._storages[self._values[port.value].storage]
+
+    # --- binding ----------------------------------------------------------------------------------
+
+    def _bind(self, bindings: Mapping[str, int], external: Mapping[str, int]) -> Bound:
+        context, method = self._context, self.method
+        operands = resolve(method, {**context.addresses, **external}, bindings)
+        binder = Binder(method, context.backends, operands, bindings, context.decorate)
+        execution = Execution(binder.segments(), operands, context.backends)
+        return Bound(
+            operands,
+            [self._store(port, operands) for port in method.inputs],
+            execution,
+            [self._fetch(port, operands) for port in method.outputs],
+            [self._borrow(port, operands) for port in method.outputs],
+            binder.no_graph_reason,
+        )
+
+    def _store(self, port: Port, operands: Mapping[str, Operand]) -> Store:
+        if not port.value:
+            return lambda value: check_literal(f"input `{port.name}`", port.literal, value)
+        operand = operands[port.value]
+        if self._storage(port).external:
+            return lambda given: check_device_input(port, given, operand)
+        if operand.device == CPU:
+            return host_store(port, operand)
+        return self._upload(port, operand)
+
+    def _upload(self, port: Port, operand: Operand) -> Store:
+        """An input that the plan keeps in an arena of the device (and state that is passed in)."""
+        backend = self._context.backends[operand.device]
+
+        def store(value: Any) -> None:
+            array = host_array(value, f"input `{port.name}`", operand.dtype, operand.shape)
+            if operand.numel:
+                backend.upload(operand.address, memoryview(array.tobytes()))
+
+        return store
+
+    def _fetch(self, port: Port, operands: Mapping[str, Operand]) -> Fetch:
+        if not port.value:
+            return lambda: port.literal
+        return copy_fetch(operands[port.value], self._context.backends, self._context.shared)
+
+    def _borrow(self, port: Port, operands: Mapping[str, Operand]) -> Fetch:
+        if not port.value:
+            return lambda: port.literal
+        return borrow_fetch(operands[port.value], self._context.backends, self._context.generation)
+
+    # --- shapes and addresses that change from call to call ---------------------------------------
+
+    def _call_dynamic(self, args: Sequence[Any], borrow: bool) -> dict[str, Any]:
+        given = self._look_at(args)
+        bindings = self._symbols.bindings(given.shapes)
+        blocks: dict[str, OutputBlock] = {}
+        try:
+            for storage in self._external_outputs:
+                nbytes = evaluate(storage.nbytes, bindings)
+                blocks[storage.name] = output_block(storage.device, nbytes, self._context.shared)
+            bound = self._bound_for(bindings, given, blocks)
+            self._run(bound, given.values)
+            return self._fetch_dynamic(bound, args, blocks, borrow)
+        finally:
+            for block in blocks.values():
+                block.drop()
+
+    def _look_at(self, args: Sequence[Any]) -> Given:
+        values: list[Any] = []
+        shapes: dict[str, tuple[int, ...]] = {}
+        addresses: dict[str, int] = {}
+        for port, value in zip(self.method.inputs, args, strict=True):
+            looked = value
+            if port.value and self._storage(port).external:
+                looked = self._in_place(port, value)
+                addresses[self._storage(port).name] = looked.address
+                shapes[port.name] = looked.shape
+            elif port.value:
+                shapes[port.name] = as_host_tensor(value, f"input `{port.name}`")[0].shape
+            values.append(looked)
+        return Given(values, shapes, addresses)
+
+    def _in_place(self, port: Port, value: Any) -> Operand:
+        """The caller's memory behind an input that is not copied."""
+        device = self._storage(port).device
+        if device == CPU:
+            array, dtype = as_host_tensor(value, f"input `{port.name}`")
+            strides = tuple(step // array.itemsize for step in array.strides)
+            return Operand(int(array.ctypes.data), dtype, array.shape, strides, CPU)
+        try:
+            return self._context.backends[device].describe(value)
+        except UsageError as error:
+            raise UsageError(
+                f"input `{port.name}` must be in the memory of `{device}`",
+                why=str(error),
+                hint="make such a tensor with `to_device`, or export with `--io host`",
+            ) from error
+
+    def _bound_for(
+        self, bindings: Mapping[str, int], given: Given, blocks: Mapping[str, OutputBlock]
+    ) -> Bound:
+        external = given.addresses | {name: block.address for name, block in blocks.items()}
+        key = (tuple(bindings.values()), tuple(external.values()))
+        bound = self._cache.get(key)
+        if bound is None:
+            bound = self._cache[key] = self._bind(bindings, external)
+            if len(self._cache) > BOUND_LIMIT:
+                self._retired.merge(self._cache.popitem(last=False)[1].execution.copies())
+        self._cache.move_to_end(key)
+        self.last = bound
+        return bound
+
+    def _fetch_dynamic(
+        self, bound: Bound, args: Sequence[Any], blocks: Mapping[str, OutputBlock], borrow: bool
+    ) -> dict[str, Any]:
+        fetches = bound.borrows if borrow else bound.fetches
+        results: dict[str, Any] = {}
+        for port, fetch in zip(self.method.outputs, fetches, strict=True):
+            if not port.value or not self._storage(port).external:
+                results[port.name] = fetch()
+            elif (name := self._storage(port).name) in blocks:
+                results[port.name] = blocks[name].tensor(bound.operands[port.value])
+            else:
+                results[port.name] = self._returned_input(port, bound.operands, args[self._inputs[name]])
+        return results
+
+    def _returned_input(self, port: Port, operands: Mapping[str, Operand], tensor: Any) -> Any:
+        """An output that is the caller's own memory again: the very tensor, or another view of it."""
+        operand = operands[port.value]
+        passed = self.method.inputs[self._inputs[self._storage(port).name]]
+        if operand == operands.get(passed.value):
+            return tensor
+        return self._context.shared.backends[operand.device].wrap(operand, lambda: _keep(tensor))
+
+
+def _keep(tensor: Any) -> None:
+    """Holds the tensor until the closure that calls this is dropped."""
+
+
+def written_state(method: Method) -> set[str]:
+    """Names of the state that a method writes."""
+    storages = {storage.name: storage for storage in method.storages if storage.role is Role.STATE}
+    held = {
+        value.name: storages[value.storage].content for value in method.values if value.storage in storages
+    }
+    return {held[name] for instruction in method.instructions for name in instruction.writes if name in held}

@@ -1,0 +1,81 @@
+"""What a program and its clones hold together: constants, devices, and pooled blocks for device outputs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from .backend import Backend, Step
+from .memory import Allocator, Constants, Releases, constant_addresses
+from .program import Device, PlannedProgram
+
+_KEPT_PER_SIZE = 4
+
+
+class Shared:
+    """Constants on their devices and the backends that own them, counted by those who use them.
+
+    Programs, clones and outputs in device memory that outlive their program each hold one count; the last
+    one to let go frees everything.
+    """
+
+    def __init__(
+        self, planned: PlannedProgram, constants: Constants, backends: Mapping[Device, Backend]
+    ) -> None:
+        self.planned, self.constants, self.backends = planned, constants, backends
+        self._lock, self._count = threading.Lock(), 1
+        self._releases = Releases()
+        for backend in backends.values():
+            self._releases.add(backend.close)
+        self._pool: dict[tuple[Device, int], list[int]] = {}
+        try:
+            for backend in backends.values():
+                backend.load(planned.program.kernels)
+            allocator = Allocator(backends, self._releases)
+            self.addresses = constant_addresses(planned, constants, allocator)
+        except BaseException:
+            self._releases.close()
+            raise
+
+    def retain(self) -> None:
+        """Hold one more count."""
+        with self._lock:
+            self._count += 1
+
+    def release(self) -> None:
+        """Let one count go; the last frees constants and closes the devices."""
+        with self._lock:
+            self._count -= 1
+            last = self._count == 0
+        if last:
+            self._drain()
+            self._releases.close()
+
+    def take(self, device: Device, nbytes: int) -> tuple[int, Step]:
+        """A block for an output of the caller's, and how to give it back (once)."""
+        with self._lock:
+            free = self._pool.setdefault((device, nbytes), [])
+            address = free.pop() if free else None
+            self._count += 1
+        if address is None:
+            try:
+                address = self.backends[device].allocate(nbytes)
+            except BaseException:
+                self.release()
+                raise
+        return address, lambda: self._give(device, nbytes, address)
+
+    def _give(self, device: Device, nbytes: int, address: int) -> None:
+        with self._lock:
+            free = self._pool[device, nbytes]
+            keep = len(free) < _KEPT_PER_SIZE
+            if keep:
+                free.append(address)
+        if not keep:
+            self.backends[device].free(address)
+        self.release()
+
+    def _drain(self) -> None:
+        for (device, _), addresses in self._pool.items():
+            while addresses:
+                self.backends[device].free(addresses.pop())

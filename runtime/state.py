@@ -1,0 +1,151 @@
+"""Named memory that outlives a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .backend import Backend
+from .errors import UsageError
+from .host import Array, HostTensor, HostValue, host_value, numpy_dtype
+from .inputs import host_array
+from .program import Device, StateVariable
+
+
+class State:
+    """A program's state by name. Every call takes effect at once, between calls of methods.
+
+    `get` copies out, `set` copies in, `reset` restores the initial values that the artifact holds.
+    """
+
+    def __init__(
+        self,
+        variables: Mapping[str, StateVariable],
+        addresses: Mapping[str, int],
+        backends: Mapping[Device, Backend],
+        initial: Mapping[str, memoryview],
+        guard: Callable[[], Any],
+        recovered: Callable[[], None],
+    ) -> None:
+        self._variables, self._addresses, self._backends = variables, addresses, backends
+        self._initial, self._guard, self._recovered = initial, guard, recovered
+        self._suspect: set[str] = set()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, in the program's order."""
+        return tuple(self._variables)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._variables)
+
+    def get(self, name: str) -> HostValue:
+        """A copy of the current value; UsageError for an unknown name."""
+        variable = self._variable(name)
+        raw = np.empty(variable.shape, numpy_dtype(variable.dtype))
+        if variable.nbytes:
+            with self._guard():
+                self._backends[variable.device].download(self._addresses[name], _flat(raw))
+        return host_value(raw, variable.dtype)
+
+    def set(self, name: str, value: object) -> None:
+        """Replace the value; UsageError when name, shape or dtype do not fit."""
+        variable = self._variable(name)
+        with self._guard():
+            self._write(variable, host_array(value, f"state `{name}`", variable.dtype, variable.shape))
+        self._restored(name)
+
+    def reset(self, *names: str) -> None:
+        """Restore the initial values of these, or of all."""
+        with self._guard():
+            for variable in [self._variable(name) for name in names or self._variables]:
+                self._write_initial(variable)
+        self._restored(*(names or self._variables))
+
+    def save(self, path: str | Path) -> None:
+        """Write all values to a NumPy ``.npz`` file; types NumPy lacks as raw bits under ``NAME|DTYPE``."""
+        arrays: dict[str, Array] = {}
+        for name in self._variables:
+            value = self.get(name)
+            if isinstance(value, HostTensor):
+                arrays[f"{name}|{value.dtype}"] = value.raw
+            else:
+                arrays[name] = value
+        with Path(path).open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # names are data, not keywords
+
+    def load(self, path: str | Path) -> None:
+        """Set all values from a file that `save` wrote; UsageError when its names do not match."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read state from `{path}`", why=str(error)) from error
+        wanted = {_key(variable): variable for variable in self._variables.values()}
+        if set(arrays) != set(wanted):
+            raise UsageError(
+                f"`{path}` does not hold this program's state",
+                why=f"it has {sorted(arrays)}, the program has {sorted(wanted)}",
+            )
+        for key, variable in wanted.items():
+            raw = arrays[key]
+            self.set(variable.name, host_value(raw, variable.dtype))
+
+    def mark_unknown(self, names: Iterable[str]) -> None:
+        """A call failed that writes these: they must be set or reset before the next call."""
+        self._suspect.update(names)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Names whose value a failed call left undefined."""
+        return tuple(sorted(self._suspect))
+
+    def write_all_initial(self) -> None:
+        """Give every variable its initial value (at load)."""
+        for variable in self._variables.values():
+            self._write_initial(variable)
+
+    def copy_from(self, other: State) -> None:
+        """Take over the values of a clone's origin."""
+        for name in self._variables:
+            self.set(name, other.get(name))
+
+    def _restored(self, *names: str) -> None:
+        self._suspect.difference_update(names)
+        if not self._suspect:
+            self._recovered()
+
+    def _variable(self, name: str) -> StateVariable:
+        if name not in self._variables:
+            raise UsageError(
+                f"there is no state `{name}`", hint=f"the program's state is {list(self._variables)}"
+            )
+        return self._variables[name]
+
+    def _write(self, variable: StateVariable, raw: Array) -> None:
+        if variable.nbytes:
+            data = np.ascontiguousarray(raw)
+            self._backends[variable.device].upload(self._addresses[variable.name], _flat(data))
+
+    def _write_initial(self, variable: StateVariable) -> None:
+        if not variable.nbytes:
+            return
+        backend, address = self._backends[variable.device], self._addresses[variable.name]
+        if variable.initial:
+            backend.upload(address, self._initial[variable.initial])
+        else:
+            backend.fill(address, variable.nbytes, 0)
+
+
+def _key(variable: StateVariable) -> str:
+    native = host_value(np.empty(0, numpy_dtype(variable.dtype)), variable.dtype)
+    return f"{variable.name}|{variable.dtype}" if isinstance(native, HostTensor) else variable.name
+
+
+def _flat(array: Array) -> memoryview:
+    """The bytes of a contiguous array."""
+    flat: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(flat)
