@@ -1,0 +1,198 @@
+"""Generated kernels to machine code, one cubin per architecture plus PTX, in parallel, with a cache.
+
+Nothing here needs a GPU or a driver: Triton carries its own assembler. The cache lives under
+``$DEVPLAN_CACHE_DIR`` (default ``~/.cache/devplan``) and is keyed by everything the code depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..runtime.errors import PassError, UnsupportedOperatorError
+from ..runtime.program import Kernel, KernelCode, KernelParameter
+from .tape import KernelSpec
+from .targets import lowest, target_of
+
+_HEADER = """\
+import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
+
+"""
+
+
+def spec_digest(spec: KernelSpec) -> str:
+    """Sixteen hexadecimal digits over all that a kernel's code depends on, its name apart."""
+    body = spec.source.replace(spec.name, "kernel")
+    rest = (spec.parameters, spec.constants, spec.divisible_by_16, spec.num_warps, spec.num_stages)
+    return hashlib.sha256(json.dumps([body, rest], default=str).encode()).hexdigest()[:16]
+
+
+def canonical(spec: KernelSpec) -> KernelSpec:
+    """The kernel under a name that tells its content, so that equal kernels of all regions are one."""
+    stem = spec.name.rsplit("_", 1)[0] if spec.name.rsplit("_", 1)[-1].isdigit() else spec.name
+    name = f"{stem[:80]}_{spec_digest(spec)[:8]}"
+    return replace(spec, name=name, source=spec.source.replace(f"def {spec.name}(", f"def {name}("))
+
+
+def compile_kernels(
+    specs: Iterable[KernelSpec],
+    architectures: Sequence[str],
+    jobs: int = 0,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Kernel, ...]:
+    """Compile every kernel for every architecture; PTX of the lowest serves newer GPUs.
+
+    ``jobs`` processes work at once (0: one per processor). Raises PassError when a kernel does not compile.
+    """
+    unique = {spec.name: spec for spec in specs}
+    wanted = [(arch, "cubin") for arch in architectures]
+    wanted.append((f"sm_{min(lowest(tuple(architectures)).capability, 89)}", "ptx"))
+    work = [(spec, arch, form) for spec in unique.values() for arch, form in wanted]
+    codes: dict[tuple[str, str, str], KernelCode] = {}
+    misses: list[tuple[KernelSpec, str, str]] = []
+    for spec, arch, form in work:
+        cached = _read_cache(_cache_key(spec, arch, form))
+        if cached is None:
+            misses.append((spec, arch, form))
+        else:
+            codes[spec.name, arch, form] = replace(cached, symbol=spec.name)
+    report(len(codes), len(work))
+    for item, code in _compile_all(misses, jobs):
+        spec, arch, form = item
+        codes[spec.name, arch, form] = code
+        _write_cache(_cache_key(spec, arch, form), code)
+        report(len(codes), len(work))
+    return tuple(_kernel(spec, [codes[spec.name, a, f] for a, f in wanted]) for spec in unique.values())
+
+
+def _kernel(spec: KernelSpec, codes: Sequence[KernelCode]) -> Kernel:
+    parameters = tuple(KernelParameter(name, kind) for name, kind in spec.parameters)
+    return Kernel(
+        spec.name, parameters, tuple(codes), spec.source, spec.constants, spec.num_warps, spec.num_stages
+    )
+
+
+_Item = tuple[KernelSpec, str, str]
+
+
+def _compile_all(work: Sequence[_Item], jobs: int) -> Iterable[tuple[_Item, KernelCode]]:
+    """Compile in worker processes where that pays; forked ones share the imports of this one."""
+    jobs = min(jobs or os.cpu_count() or 1, len(work))
+    if jobs <= 1 or sys.platform != "linux":
+        for item in work:
+            yield item, compile_kernel(*item)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        yield from _collect(pool, work)
+
+
+def _collect(pool: Executor, work: Sequence[_Item]) -> Iterable[tuple[_Item, KernelCode]]:
+    futures: dict[Future[KernelCode], _Item] = {pool.submit(compile_kernel, *item): item for item in work}
+    for future in as_completed(futures):
+        yield futures[future], future.result()
+
+
+def compile_kernel(spec: KernelSpec, architecture: str, form: str) -> KernelCode:
+    """One kernel for one architecture; ``form`` is ``cubin`` or ``ptx``."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = _import_function(spec)
+    constants: dict[str, Any] = dict(spec.constants)
+    names: list[str] = list(function.arg_names)
+    types = {**dict(spec.parameters), **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(
+        fn=function,
+        signature={n: types[n] for n in names},
+        constexprs={(names.index(n),): v for n, v in constants.items()},
+        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in spec.divisible_by_16},
+    )
+    target = GPUTarget("cuda", target_of(architecture).capability, 32)
+    options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
+    # Line tables would put this machine's paths into the code, and the bytes must depend on the input alone.
+    triton.knobs.compilation.disable_line_info = True
+    try:
+        compiled = triton.compile(source, target=target, options=options)
+    except Exception as error:
+        raise PassError(
+            f"kernel `{spec.name}` does not compile for {architecture}", why=str(error).splitlines()[-1][:200]
+        ) from error
+    metadata = compiled.metadata
+    if getattr(metadata, "global_scratch_size", 0):
+        raise UnsupportedOperatorError(f"kernel `{spec.name}` needs scratch memory of its own")
+    data: bytes | str = compiled.asm[form]
+    data = data.encode() if isinstance(data, str) else data
+    return KernelCode(architecture, form, metadata.name, data, metadata.num_warps, metadata.shared)
+
+
+def _import_function(spec: KernelSpec) -> Any:
+    """The kernel as Triton's JITFunction; Triton reads a function's source from a file."""
+    import importlib.util
+
+    folder = Path(tempfile.gettempdir()) / f"devplan-{os.getuid() if hasattr(os, 'getuid') else 0}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{spec.name}.py"
+    text = _HEADER + spec.source
+    if not path.exists() or path.read_text() != text:
+        _write_atomically(path, text.encode())
+    module_spec = importlib.util.spec_from_file_location(spec.name, path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    return getattr(module, spec.name)
+
+
+# --- the cache ---------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept between exports."""
+    return Path(os.environ.get("DEVPLAN_CACHE_DIR") or Path.home() / ".cache" / "devplan") / "kernels"
+
+
+def _cache_key(spec: KernelSpec, architecture: str, form: str) -> Path:
+    import torch
+    import triton
+
+    versions = (torch.__version__, triton.__version__)  # helpers inlined into kernels belong to torch
+    text = json.dumps([spec_digest(spec), spec.name, architecture, form, versions])
+    return cache_folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.pickle"
+
+
+def _read_cache(path: Path) -> KernelCode | None:
+    """A cached kernel, or None; a damaged entry is a miss."""
+    try:
+        fields = pickle.loads(path.read_bytes())
+        return KernelCode(*fields)
+    except (OSError, ValueError, TypeError, EOFError, pickle.UnpicklingError):
+        return None
+
+
+def _write_cache(path: Path, code: KernelCode) -> None:
+    fields = (code.architecture, code.form, code.symbol, code.data, code.num_warps, code.shared_nbytes)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_atomically(path, pickle.dumps(fields))
+    except OSError:
+        return  # a cache that cannot be written is no reason to fail
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    Path(name).replace(path)

@@ -1,0 +1,360 @@
+"""A method through `torch.export`, and the graph of it as a `PlacedGraph` that nobody placed yet."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.export.graph_signature import InputKind, OutputKind
+
+from ..runtime.errors import DevplanError, UnsupportedOperatorError
+from ..runtime.program import Argument, SourceLocation, Symbol
+from .origins import module_path, source_line
+from .placed import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
+from .sizes import bound_of, to_dtype, to_size
+from .source import MethodSource
+
+
+@dataclass
+class ExportedMethod:
+    """One method after export. ``graph`` is functional; its placeholders are ``contents`` and inputs."""
+
+    name: str
+    graph: torch.fx.GraphModule
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    contents: dict[str, str]
+    """Placeholder node -> name of the constant or state it stands for."""
+    tensors: dict[str, torch.Tensor]
+    """Constant or state name -> its tensor, for the bytes."""
+    state: frozenset[str]
+    """Names in ``tensors`` that the method (or another one of the model) changes."""
+    updates: tuple[tuple[str, str], ...]
+    """(placeholder of a state or input, node with its new content)."""
+    symbols: tuple[Symbol, ...]
+    input_tree: str = ""
+    output_tree: str = ""
+    folded: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A user input: its public name, its placeholder, or the literal it was exported with."""
+
+    name: str
+    node: str
+    literal: Argument = None
+    is_tensor: bool = True
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """A user output: its public name, and the node it comes from or the literal it is."""
+
+    name: str
+    node: str
+    literal: Argument = None
+
+
+def cast_method(method: MethodSource, dtype: str | None) -> MethodSource:
+    """Parameters and floating-point example inputs in ``dtype``; the user's own module stays as it is."""
+    if dtype is None:
+        return method
+    wanted = getattr(torch, dtype)
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.to(wanted)
+        return value
+
+    module = copy.deepcopy(method.module).to(wanted)
+    args, kwargs = pytree.tree_map(cast, (method.args, method.kwargs))
+    return MethodSource(method.name, module, args, kwargs, method.dynamic_shapes)
+
+
+def cast_methods(methods: Sequence[MethodSource], dtype: str | None) -> list[MethodSource]:
+    """`cast_method` for all, where modules that methods share stay shared."""
+    copies: dict[int, Any] = {}
+    cast: list[MethodSource] = []
+    for method in methods:
+        if dtype is None or method.exported is not None:
+            cast.append(method)
+            continue
+        done = cast_method(method, dtype)
+        shared = copies.setdefault(id(method.module), done.module)
+        cast.append(MethodSource(method.name, shared, done.args, done.kwargs, done.dynamic_shapes))
+    return cast
+
+
+def export_method(method: MethodSource) -> torch.export.ExportedProgram:
+    """`torch.export` with errors that name the user's line; exit 3 when the model cannot be exported."""
+    if method.exported is not None:
+        return method.exported.run_decompositions({})
+    try:
+        with torch.no_grad():
+            exported = torch.export.export(
+                method.module, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=False
+            )
+            return exported.run_decompositions({})
+    except DevplanError:
+        raise
+    except Exception as error:
+        text = str(error).strip() or type(error).__name__
+        lines = [line for line in text.splitlines() if line.strip()]
+        raise UnsupportedOperatorError(
+            f"method `{method.name}` cannot be exported",
+            why=f"{type(error).__name__}: {' '.join(lines[:3])[:400]}{_user_line(error)}",
+            hint="`--verbose` shows torch's whole report",
+        ) from error
+
+
+def _user_line(error: BaseException) -> str:
+    """`` (at model.py:12)`` for the innermost frame outside of torch that raised."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename.replace("\\", "/")
+        if not any(part in file for part in ("/torch/", "/devplan/passes/", "<", "/contextlib")):
+            found = f" (at {file.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return found
+
+
+def analyse(method: MethodSource, exported: torch.export.ExportedProgram) -> ExportedMethod:
+    """Take an exported program apart: inputs, contents, state, symbols."""
+    signature = exported.graph_signature
+    graph = exported.graph_module
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    names = _input_names(method, exported)
+    contents: dict[str, str] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    inputs: list[InputSpec] = []
+    for node, spec in zip(placeholders, signature.input_specs, strict=True):
+        if spec.kind == InputKind.USER_INPUT:
+            inputs.append(_input_spec(node, spec, names[len(inputs)]))
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            assert spec.target is not None
+            contents[node.name] = spec.target
+            tensors[spec.target] = _content(exported, spec.target)
+        else:
+            raise UnsupportedOperatorError(
+                f"input `{node.name}` of method `{method.name}` is a {spec.kind.name.lower()}",
+                why="tokens and script objects have no place in an artifact",
+            )
+    outputs, updates, state = _outputs(graph, signature, contents)
+    return ExportedMethod(
+        name=method.name,
+        graph=graph,
+        inputs=tuple(inputs),
+        outputs=outputs,
+        contents=contents,
+        tensors=tensors,
+        state=state,
+        updates=updates,
+        symbols=_symbols(exported, inputs, placeholders),
+        input_tree=_tree(exported.call_spec.in_spec),
+        output_tree=_tree(exported.call_spec.out_spec),
+    )
+
+
+def _tree(spec: Any) -> str:
+    try:
+        return pytree.treespec_dumps(spec)
+    except (NotImplementedError, TypeError, ValueError):
+        return ""  # a type of the user's own: callers get the flat list
+
+
+def _content(exported: torch.export.ExportedProgram, target: str) -> torch.Tensor:
+    for table in (exported.state_dict, exported.constants):
+        if target in table and isinstance(table[target], torch.Tensor):
+            tensor: torch.Tensor = table[target]
+            return tensor.detach()
+    raise UnsupportedOperatorError(f"constant `{target}` is no tensor")
+
+
+def _input_spec(node: torch.fx.Node, spec: Any, name: str) -> InputSpec:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return InputSpec(name, node.name)
+    literal = getattr(spec.arg, "value", None)
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise UnsupportedOperatorError(
+            f"input `{name}` is a dynamic Python number", hint="pass it as a tensor of one element"
+        )
+    return InputSpec(name, node.name, literal=literal, is_tensor=False)
+
+
+def _input_names(method: MethodSource, exported: torch.export.ExportedProgram) -> list[str]:
+    """Public names of the flat inputs: parameter names of ``forward``, joined with paths inside them."""
+    import inspect
+
+    args_spec, kwargs_spec = exported.call_spec.in_spec.children_specs  # pyright: ignore
+    try:
+        target = method.module.forward if method.exported is None else None
+        parameters = list(inspect.signature(target).parameters.values()) if target is not None else []
+    except (TypeError, ValueError):
+        parameters = []
+    names: list[str] = []
+    for index, child in enumerate(args_spec.children_specs):
+        if index < len(parameters) and parameters[index].kind != inspect.Parameter.VAR_POSITIONAL:
+            base = parameters[index].name
+        else:
+            base = f"input{index}"
+        names += _leaf_names(child, base)
+    for key, child in zip(kwargs_spec.context or (), kwargs_spec.children_specs, strict=True):
+        names += _leaf_names(child, str(key))
+    if method.exported is not None:
+        names = [spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
+    return names
+
+
+def _leaf_names(spec: Any, base: str) -> list[str]:
+    if spec.is_leaf():
+        return [base]
+    keys: Sequence[Any] = spec.context if spec.type is dict else range(len(spec.children_specs))
+    names: list[str] = []
+    for key, child in zip(keys, spec.children_specs, strict=True):
+        names += _leaf_names(child, f"{base}.{key}")
+    return names
+
+
+def _outputs(
+    graph: torch.fx.GraphModule, signature: Any, contents: Mapping[str, str]
+) -> tuple[tuple[OutputSpec, ...], tuple[tuple[str, str], ...], frozenset[str]]:
+    (output,) = [n for n in graph.graph.nodes if n.op == "output"]
+    by_content = {content: node for node, content in contents.items()}
+    outputs: list[OutputSpec] = []
+    updates: list[tuple[str, str]] = []
+    state: set[str] = set()
+    users = sum(spec.kind == OutputKind.USER_OUTPUT for spec in signature.output_specs)
+    for value, spec in zip(output.args[0], signature.output_specs, strict=True):
+        if spec.kind == OutputKind.BUFFER_MUTATION:
+            state.add(spec.target)
+            updates.append((by_content[spec.target], value.name))
+        elif spec.kind == OutputKind.USER_INPUT_MUTATION:
+            raise UnsupportedOperatorError(
+                f"the model writes into its input `{spec.target}`",
+                hint="return the new value, or make it a registered buffer",
+            )
+        elif spec.kind == OutputKind.USER_OUTPUT:
+            name = "output" if users == 1 else f"output{len(outputs)}"
+            if isinstance(value, torch.fx.Node):
+                outputs.append(OutputSpec(name, value.name))
+            else:
+                outputs.append(OutputSpec(name, "", literal=value))
+        else:
+            raise UnsupportedOperatorError(f"output of kind {spec.kind.name.lower()} has no place in an artifact")
+    return tuple(outputs), tuple(updates), frozenset(state)
+
+
+def _symbols(
+    exported: torch.export.ExportedProgram, inputs: Sequence[InputSpec], placeholders: Sequence[torch.fx.Node]
+) -> tuple[Symbol, ...]:
+    """Every dynamic dimension with its declared bounds; a missing maximum is refused by name."""
+    nodes = {n.name: n for n in placeholders}
+    found: dict[str, Symbol] = {}
+    for spec in inputs:
+        value = nodes[spec.node].meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            continue
+        for dimension, extent in enumerate(value.shape):
+            if isinstance(extent, torch.SymInt) and extent.node.expr.is_symbol:
+                name = str(extent.node.expr)
+                if name not in found:
+                    lower, upper = bound_of(exported, extent)
+                    if upper is None:
+                        raise UnsupportedOperatorError(
+                            f"dimension {dimension} of input `{spec.name}` has no declared maximum",
+                            hint="give one: `torch.export.Dim('n', max=...)`",
+                        )
+                    found[name] = Symbol(name, lower, upper, spec.name, dimension)
+    return tuple(found.values())
+
+
+# --- the graph as plain data --------------------------------------------------------------------------
+
+_VIEWS = {
+    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "slice",
+    "select", "alias", "detach", "as_strided", "diagonal", "split", "split_with_sizes", "chunk", "unbind",
+    "unfold", "flatten", "unflatten", "narrow", "view_as", "expand_as", "numpy_T", "mT", "movedim", "swapaxes",
+}  # fmt: skip
+
+
+def to_placed(method: ExportedMethod) -> PlacedGraph:
+    """The exported graph without torch: what the placement and copy passes work on."""
+    nodes: list[Node] = []
+    known: set[str] = set()
+    inputs = {spec.node: spec for spec in method.inputs}
+    for node in method.graph.graph.nodes:
+        if node.op == "placeholder":
+            made = _placeholder(method, node, inputs)
+        elif node.op == "call_function" and _is_tensor_node(node):
+            made = _call(node, known)
+        else:
+            made = None
+        if made is not None:
+            nodes.append(made)
+            known.add(node.name)
+    outputs = tuple(GraphOutput(spec.name, spec.node) for spec in method.outputs)
+    return PlacedGraph(method.name, tuple(nodes), outputs, method.updates, method.symbols)
+
+
+def tensor_type(value: Any) -> TensorType | None:
+    """The type of a fake tensor; None for anything else."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    shape = tuple(to_size(s) for s in value.shape)
+    most = 1
+    for extent in value.shape:
+        most *= bound_of(None, extent)[1] or 1 if isinstance(extent, torch.SymInt) else int(extent)
+    return TensorType(to_dtype(value.dtype), shape, most * value.dtype.itemsize)
+
+
+def _is_tensor_node(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return True
+    return isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
+
+
+def _placeholder(
+    method: ExportedMethod, node: torch.fx.Node, inputs: Mapping[str, InputSpec]
+) -> Node | None:
+    kind = tensor_type(node.meta.get("val"))
+    if node.name in method.contents:
+        content = method.contents[node.name]
+        role = NodeKind.STATE if content in method.state else NodeKind.CONSTANT
+        return Node(node.name, role, type=kind, content=content)
+    if kind is None:
+        return None
+    return Node(node.name, NodeKind.INPUT, type=kind, content=inputs[node.name].name)
+
+
+def _call(node: torch.fx.Node, known: set[str]) -> Node:
+    operands = tuple(dict.fromkeys(n.name for n in node.all_input_nodes if n.name in known))
+    origin = SourceLocation(module_path(node), str(node.target), *(source_line(node) or ("", 0)))
+    kind = tensor_type(node.meta.get("val"))
+    if node.target is operator.getitem:
+        return Node(node.name, NodeKind.ELEMENT, operands=operands, type=kind, origin=origin)
+    name = str(node.target)
+    is_view = name.startswith("aten.") and name.split(".")[1] in _VIEWS and _stays_in_place(node)
+    return Node(
+        node.name, NodeKind.CALL, operator=name, operands=operands, type=kind, is_view=is_view, origin=origin
+    )
+
+
+def _stays_in_place(node: torch.fx.Node) -> bool:
+    """Whether a view operator really is one: ``reshape`` copies when the strides demand it."""
+    value, base = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
+    if isinstance(value, list | tuple):
+        return True
+    if not isinstance(value, torch.Tensor) or not isinstance(base, torch.Tensor):
+        return False
+    if str(node.target).startswith(("aten.reshape", "aten.flatten")):
+        return bool(base.is_contiguous())
+    return True
+

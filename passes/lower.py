@@ -1,0 +1,320 @@
+"""A placed method as a `Method`: regions lowered one by one, copies and ports between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..runtime.errors import PassError
+from ..runtime.program import CPU, Copy, CopyKind, Device, Method, Port, Region, Role, Value
+from .builder import MethodBuilder, is_dense, local_copy, product, scaled
+from .compile_kernels import canonical
+from .decompositions import table
+from .exported import ExportedMethod
+from .lower_host import HostLowering
+from .lower_region import TapeLowering
+from .placed import Node, NodeKind, PlacedGraph
+from .region_graph import RegionGraph, extract
+from .tape import KernelSpec
+from .targets import Target
+
+
+@dataclass(frozen=True)
+class LoweredMethod:
+    """A method and the kernels that it launches, not yet compiled."""
+
+    method: Method
+    kernels: tuple[KernelSpec, ...]
+
+
+def lower_method(
+    exported: ExportedMethod,
+    placed: PlacedGraph,
+    target: Target,
+    *,
+    allow_tf32: bool = False,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> LoweredMethod:
+    """Lower every region of a placed graph and put the method together.
+
+    Raises UnsupportedOperatorError for what has no kernel on its device.
+    """
+    return _MethodLowering(exported, placed, target, allow_tf32).run(report)
+
+
+class _MethodLowering:
+    def __init__(self, exported: ExportedMethod, placed: PlacedGraph, target: Target, allow_tf32: bool) -> None:
+        self._exported, self._placed, self._target = exported, placed, target
+        self._allow_tf32 = allow_tf32
+        self._builder = MethodBuilder(placed.name, placed.symbols)
+        self._nodes = {node.name: node for node in placed.nodes}
+        self._fx = {n.name: n for n in exported.graph.graph.nodes}
+        self._kernels: dict[str, KernelSpec] = {}
+        self._value_of: dict[str, str] = {}
+        self._readers = _readers(placed)
+        self._order = {node.name: index for index, node in enumerate(placed.nodes)}
+        self._updated: set[str] = set()
+
+    def run(self, report: Callable[[int, int], None]) -> LoweredMethod:
+        members: dict[int, list[Node]] = {}
+        for node in self._placed.nodes:
+            if node.region >= 0:
+                members.setdefault(node.region, []).append(node)
+        self._declare_inputs()
+        done: set[int] = set()
+        for node in self._placed.nodes:
+            if node.kind is NodeKind.COPY:
+                self._copy(node)
+            elif node.kind in (NodeKind.CONSTANT, NodeKind.STATE):
+                self._content(node)
+            elif node.region >= 0 and node.region not in done:
+                done.add(node.region)
+                self._region(members[node.region])
+                report(len(done), len(members))
+        self._remaining_updates()
+        self._declare_outputs()
+        method = self._builder.finish(self._exported.input_tree, self._exported.output_tree)
+        return LoweredMethod(method, tuple(self._kernels.values()))
+
+    # --- ports and contents ---------------------------------------------------------------------------
+
+    def _declare_inputs(self) -> None:
+        by_content = {n.content: n for n in self._placed.nodes if n.kind is NodeKind.INPUT}
+        for spec in self._exported.inputs:
+            if not spec.is_tensor:
+                self._builder.inputs.append(Port(spec.name, "", literal=spec.literal))
+                continue
+            node = by_content[spec.name]
+            device = _device(node)
+            value = self._like(node, spec.name, Role.INPUT, device, external=device != CPU)
+            self._builder.inputs.append(Port(spec.name, value.name))
+
+    def _like(
+        self, node: Node, name: str, role: Role, device: Device, *, external: bool = False, content: str = ""
+    ) -> Value:
+        """A storage and a value with the layout of the node's own tensor."""
+        example = self._example(node)
+        from .sizes import to_dtype, to_size
+
+        shape = tuple(to_size(s) for s in example.shape)
+        strides = tuple(to_size(s) for s in example.stride())
+        if not is_dense(shape, strides):
+            from .builder import contiguous_strides
+
+            strides = contiguous_strides(shape)
+        nbytes = scaled(product(shape), example.dtype.itemsize)
+        storage = self._builder.add_storage(name, device, nbytes, role, external=external, content=content)
+        value = self._builder.add_value(name, storage.name, to_dtype(example.dtype), shape, strides)
+        self._value_of[node.name] = value.name
+        return value
+
+    def _example(self, node: Node) -> torch.Tensor:
+        """The fake tensor of a node; a copy's is that of what it copies."""
+        while node.kind is NodeKind.COPY:
+            node = self._nodes[node.operands[0]]
+        fx = self._fx[node.twin_of or node.name]
+        example: torch.Tensor = fx.meta["val"]
+        return example
+
+    def _content(self, node: Node) -> None:
+        role = Role.STATE if node.kind is NodeKind.STATE else Role.CONSTANT
+        self._like(node, node.name, role, _device(node), content=node.content)
+
+    def _copy(self, node: Node) -> None:
+        source = self._builder.values[self._value_of[node.operands[0]]]
+        held, device = self._builder.storages[source.storage].device, _device(node)
+        if not is_dense(source.shape, source.strides):
+            source = local_copy(
+                self._builder, source.name, f"{source.name}_packed", held, -1, "a copy moves one dense run"
+            )
+        nbytes = scaled(product(source.shape), source.dtype.itemsize)
+        storage = self._builder.add_storage(node.name, device, nbytes, origin=node.origin)
+        made = self._builder.add_value(node.name, storage.name, source.dtype, source.shape, source.strides)
+        kind = _copy_kind(held, device)
+        self._builder.instructions.append(Copy(kind, source.name, made.name, node.reason, origin=node.origin))
+        self._value_of[node.name] = made.name
+
+    # --- regions --------------------------------------------------------------------------------------
+
+    def _region(self, nodes: Sequence[Node]) -> None:
+        device = _device(nodes[0])
+        inside = {node.name for node in nodes}
+        wanted = [n.name for n in nodes if n.type is not None and self._readers.get(n.name, set()) - inside]
+        updates = self._updates_within(nodes, inside, device)
+        if not wanted and not updates:
+            return
+        operators = sum(node.kind is NodeKind.CALL for node in nodes)
+        index = len(self._builder.regions)
+        backend = "aten" if device == CPU else "triton"
+        self._builder.regions.append(Region(device, backend, operators))
+        if device == CPU:
+            made = self._host_region(nodes, wanted, updates, index)
+        else:
+            made = self._device_region(nodes, wanted, updates, device, index)
+        self._value_of.update(zip(wanted, made, strict=True))
+        self._updated |= {target for target, _ in updates}
+
+    def _updates_within(
+        self, nodes: Sequence[Node], inside: set[str], device: Device
+    ) -> list[tuple[str, str]]:
+        """Updates that this region can write itself: nothing reads the old content afterwards."""
+        last = max(self._order[node.name] for node in nodes)
+        found: list[tuple[str, str]] = []
+        for target, source in self._placed.updates:
+            later = [r for r in self._readers.get(target, ()) if r and r not in inside and self._order[r] > last]
+            if source in inside and _device(self._nodes[target]) == device and not later:
+                found.append((target, source))
+        return found
+
+    def _extract(
+        self, nodes: Sequence[Node], wanted: Sequence[str], updates: Sequence[tuple[str, str]], device: torch.device
+    ) -> tuple[RegionGraph, list[Value]]:
+        inside = {node.name for node in nodes}
+        outer = {o for n in nodes for o in n.operands if o not in inside} | {t for t, _ in updates}
+        examples: dict[str, Any] = {name: self._input_example(name) for name in outer}
+        graph = extract(self._exported, nodes, wanted, updates, device, examples)
+        return graph, [self._builder.values[self._value_of[name]] for name in graph.inputs]
+
+    def _input_example(self, name: str) -> torch.Tensor:
+        """A fake tensor with the layout that the value really has."""
+        example = self._example(self._nodes[name])
+        value = self._builder.values[self._value_of[name]]
+        from .sizes import to_size
+
+        if tuple(to_size(s) for s in example.stride()) == value.strides:
+            return example
+        if not all(isinstance(s, int) for s in (*value.shape, *value.strides)):
+            packed = local_copy(
+                self._builder, value.name, f"{value.name}_packed", self._builder.storages[value.storage].device, -1,
+                "its layout depends on a dynamic dimension",
+            )  # fmt: skip
+            self._value_of[name] = packed.name
+            return example.contiguous()
+        mode = example.fake_mode  # pyright: ignore
+        with mode:
+            return torch.empty_strided(value.shape, value.strides, dtype=example.dtype, device="cpu")  # pyright: ignore
+
+    def _host_region(
+        self, nodes: Sequence[Node], wanted: Sequence[str], updates: Sequence[tuple[str, str]], index: int
+    ) -> list[str]:
+        graph, inputs = self._extract(nodes, wanted, updates, torch.device("cpu"))
+        return HostLowering(self._builder, graph, inputs, index).run(wanted)
+
+    def _device_region(
+        self,
+        nodes: Sequence[Node],
+        wanted: Sequence[str],
+        updates: Sequence[tuple[str, str]],
+        device: Device,
+        index: int,
+    ) -> list[str]:
+        from . import inductor
+
+        self._align_inputs(nodes)
+        graph, inputs = self._extract(nodes, wanted, updates, torch.device("cuda", 0))
+        shape_env = next((t.fake_mode.shape_env for t in graph.examples if hasattr(t, "fake_mode")), None)
+        with inductor.described_target(self._target):
+            traced, fakes, mode = inductor.trace_on_target(graph.module, graph.examples, shape_env, table())
+            tape = inductor.lower_graph(traced, fakes, mode)
+        lowering = TapeLowering(
+            self._builder, tape, inputs, device, index, allow_tf32=self._allow_tf32, rename=canonical
+        )
+        made = lowering.run(wanted)
+        self._kernels.update({spec.name: spec for spec in lowering.kernels.values()})
+        return made
+
+    def _align_inputs(self, nodes: Sequence[Node]) -> None:
+        """Kernels assume pointers aligned to 16 bytes: a window that begins elsewhere is copied first."""
+        inside = {node.name for node in nodes}
+        for name in dict.fromkeys(o for n in nodes for o in n.operands if o not in inside):
+            value = self._builder.values[self._value_of[name]]
+            if not isinstance(value.offset, int) or value.offset % 16:
+                device = self._builder.storages[value.storage].device
+                made = local_copy(
+                    self._builder, value.name, f"{value.name}_aligned", device, -1, "kernels read from aligned addresses"
+                )
+                self._value_of[name] = made.name
+
+    # --- the end of the method --------------------------------------------------------------------------
+
+    def _remaining_updates(self) -> None:
+        for target, source in self._placed.updates:
+            if target not in self._updated:
+                read, written = self._value_of[source], self._value_of[target]
+                reason = f"the new content of `{self._nodes[target].content}`"
+                self._builder.instructions.append(Copy(CopyKind.LOCAL, read, written, reason))
+
+    def _declare_outputs(self) -> None:
+        seen: dict[str, str] = {}
+        for output, spec in zip(self._placed.outputs, self._exported.outputs, strict=True):
+            if not output.node:
+                self._builder.outputs.append(Port(spec.name, "", literal=spec.literal))
+                continue
+            value = self._value_of[output.node]
+            storage = self._builder.storage_of(value)
+            aliases = self._aliases(value, seen)
+            if aliases is None and (storage.role is not Role.TEMPORARY or not self._covers(value)):
+                value = self._own_output(value, spec.name)
+                storage = self._builder.storage_of(value)
+            if aliases is None:
+                self._builder.update_storage(storage.name, role=Role.OUTPUT, external=storage.device != CPU)
+                seen[storage.name] = spec.name
+            self._builder.outputs.append(Port(spec.name, value, aliases))
+
+    def _aliases(self, value: str, seen: dict[str, str]) -> tuple[str, str] | None:
+        storage = self._builder.storage_of(value)
+        if storage.name in seen:
+            return ("output", seen[storage.name])
+        if storage.role is Role.INPUT:
+            return ("input", storage.name)
+        return None
+
+    def _covers(self, value: str) -> bool:
+        """Whether a value is its whole storage, so that the caller may own that."""
+        made = self._builder.values[value]
+        nbytes = scaled(product(made.shape), made.dtype.itemsize)
+        return made.offset == 0 and str(nbytes) == str(self._builder.storage_of(value).nbytes)
+
+    def _own_output(self, value: str, name: str) -> str:
+        device = self._builder.storage_of(value).device
+        return local_copy(self._builder, value, name, device, -1, "the caller gets memory of their own").name
+
+
+def _device(node: Node) -> Device:
+    if node.device is None:
+        raise PassError(f"`{node.name}` has no device", hint="the pipeline needs `place-operators`")
+    return node.device
+
+
+def _copy_kind(source: Device, destination: Device) -> CopyKind:
+    if source == CPU:
+        return CopyKind.H2D
+    return CopyKind.D2H if destination == CPU else CopyKind.D2D
+
+
+def _readers(graph: PlacedGraph) -> dict[str, set[str]]:
+    """Node -> who reads it; an empty name stands for the method's end (outputs and updates)."""
+    found: dict[str, set[str]] = {}
+    for node in graph.nodes:
+        for name in node.operands:
+            found.setdefault(name, set()).add(node.name)
+    for output in graph.outputs:
+        found.setdefault(output.node, set()).add("")
+    for target, source in graph.updates:
+        if not _is_written_in_region(graph, target, source):
+            found.setdefault(source, set()).add("")
+    return found
+
+
+def _is_written_in_region(graph: PlacedGraph, target: str, source: str) -> bool:
+    """Whether the region that makes an update's source writes it: no later node reads the target."""
+    order = {node.name: index for index, node in enumerate(graph.nodes)}
+    nodes = {node.name: node for node in graph.nodes}
+    region = nodes[source].region
+    if region < 0 or nodes[target].device != nodes[source].device:
+        return False
+    last = max(order[n.name] for n in graph.nodes if n.region == region)
+    return not any(target in n.operands and n.region != region and order[n.name] > last for n in graph.nodes)

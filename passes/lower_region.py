@@ -1,0 +1,189 @@
+"""One region's tape as instructions of the method under construction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..runtime.expr import Size
+from ..runtime.program import (
+    Argument,
+    Copy,
+    CopyKind,
+    Device,
+    Launch,
+    LibraryCall,
+    Ref,
+    Role,
+    SourceLocation,
+    Value,
+)
+from ..runtime.dtypes import DType
+from .builder import MethodBuilder, contiguous_strides, plus, product, scaled, substitute
+from .library_calls import Call, to_library_calls
+from .tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, Tape, Window
+
+
+@dataclass
+class _Buffer:
+    """Where a tape's buffer lives: a storage, and the byte at which the buffer begins."""
+
+    storage: str
+    begin: Size
+
+
+class TapeLowering:
+    """Appends a tape to a method. Afterwards ``outputs`` names a value for each of the tape's outputs."""
+
+    def __init__(
+        self,
+        builder: MethodBuilder,
+        tape: Tape,
+        inputs: Sequence[Value],
+        device: Device,
+        region: int,
+        *,
+        allow_tf32: bool,
+        rename: Callable[[KernelSpec], KernelSpec],
+    ) -> None:
+        self._builder, self._tape, self._device, self._region = builder, tape, device, region
+        self._allow_tf32 = allow_tf32
+        self.kernels = {name: rename(spec) for name, spec in tape.kernels.items()}
+        self._buffers: dict[str, _Buffer] = {}
+        self._bases: dict[str, str] = {}
+        self._windows: dict[Window, str] = {}
+        for name, value in zip(tape.inputs, inputs, strict=True):
+            self._buffers[name] = _Buffer(value.storage, value.offset)
+            self._bases[name] = value.name
+
+    def run(self, names: Sequence[str]) -> list[str]:
+        """Emit all steps; give the outputs' values the given names and return what they became."""
+        for step in self._tape.steps:
+            if isinstance(step, Allocate):
+                self._allocate(step)
+            elif isinstance(step, Alias):
+                self._buffers[step.window.buffer] = self._buffers[step.of]
+            elif isinstance(step, KernelCall):
+                self._launch(step)
+            else:
+                self._extern(step)
+        return [self._output(w, name) for w, name in zip(self._tape.outputs, names, strict=True)]
+
+    def _allocate(self, step: Allocate) -> None:
+        role = Role.WORKSPACE if step.is_workspace else Role.TEMPORARY
+        name = f"r{self._region}_{step.window.buffer}"
+        storage = self._builder.add_storage(name, self._device, step.nbytes, role)
+        self._buffers[step.window.buffer] = _Buffer(storage.name, 0)
+        if step.fill_zero:
+            value = self._base(step.window.buffer, step.window)
+            call = LibraryCall("fill", (), (value,), (("value", 0),), region=self._region)
+            self._builder.instructions.append(call)
+
+    def _base(self, buffer: str, window: Window | None = None) -> str:
+        """The value that a kernel gets as the buffer's pointer: it covers the whole buffer."""
+        if buffer not in self._bases:
+            home = self._buffers[buffer]
+            storage = self._builder.storages[home.storage]
+            shape = window.sizes if window is not None else (storage.nbytes,)
+            strides = window.strides if window is not None else (1,)
+            dtype = window.dtype if window is not None else DType.UINT8
+            made = self._builder.add_value(
+                f"r{self._region}_{buffer}", home.storage, dtype, shape, strides, home.begin
+            )
+            self._bases[buffer] = made.name
+        return self._bases[buffer]
+
+    def _value(self, window: Window) -> str:
+        """A value for a window, shared by equal windows."""
+        if window not in self._windows:
+            home = self._buffers[window.buffer]
+            offset = plus(home.begin, scaled(window.offset, window.dtype.itemsize))
+            name = f"r{self._region}_{window.buffer}"
+            made = self._builder.add_value(name, home.storage, window.dtype, window.sizes, window.strides, offset)
+            self._windows[window] = made.name
+        return self._windows[window]
+
+    def _output(self, window: Window, name: str) -> str:
+        home = self._buffers[window.buffer]
+        offset = plus(home.begin, scaled(window.offset, window.dtype.itemsize))
+        return self._builder.add_value(
+            name, home.storage, window.dtype, window.sizes, window.strides, offset
+        ).name
+
+    def _launch(self, step: KernelCall) -> None:
+        spec = self.kernels[step.kernel]
+        parameters = [name for name, _ in spec.parameters]
+        given = dict(zip([*parameters, *spec.extras], step.arguments, strict=True))
+        sizes = {k: v for k, v in given.items() if not isinstance(v, str | float)}
+        blocks = {k: v for k, v in spec.constants if isinstance(v, int)}
+        grid = tuple(substitute(text, {**blocks, **sizes}) for text in spec.grid)
+        reads, writes = list[str](), list[str]()
+        arguments: list[Argument] = []
+        for name in parameters:
+            value = given[name]
+            if not isinstance(value, str):
+                arguments.append(value)
+                continue
+            base = self._base(value, self._window_of(value))
+            arguments.append(Ref(base))
+            is_mutated = name in spec.mutated or name.startswith("in_out_ptr")
+            is_output = name.startswith(("out_ptr", "ws_ptr", "sem_ptr"))
+            if is_mutated or not is_output or name.startswith(("ws_ptr", "sem_ptr")):
+                reads.append(base)
+            if is_mutated or is_output:
+                writes.append(base)
+        launch = Launch(
+            spec.name,
+            tuple(arguments),
+            (grid[0], grid[1], grid[2]),
+            tuple(dict.fromkeys(reads)),
+            tuple(dict.fromkeys(writes)),
+            self._region,
+            step.origin,
+        )
+        self._builder.instructions.append(launch)
+        self._note_origin(writes, step.origin)
+
+    def _window_of(self, buffer: str) -> Window | None:
+        for step in self._tape.steps:
+            if isinstance(step, Allocate | Alias) and step.window.buffer == buffer:
+                return step.window
+        return None
+
+    def _extern(self, step: ExternCall) -> None:
+        for call in to_library_calls(step, allow_tf32=self._allow_tf32):
+            self._library_call(call, step.origin)
+
+    def _library_call(self, call: Call, origin: SourceLocation) -> None:
+        workspace = ""
+        if call.workspace:
+            storage = self._builder.add_storage(
+                f"r{self._region}_workspace", self._device, call.workspace, Role.WORKSPACE, origin=origin
+            )
+            shape = (storage.nbytes,)
+            workspace = self._builder.add_value(storage.name, storage.name, DType.UINT8, shape, (1,)).name
+        reads = tuple(self._value(w) for w in call.reads)
+        out = self._value(call.out)
+        writes = (out, workspace) if workspace else (out,)
+        self._builder.instructions.append(
+            LibraryCall(call.function, reads, writes, call.attributes, workspace, self._region, origin)
+        )
+        self._note_origin([out], origin)
+
+    def _note_origin(self, writes: Sequence[str], origin: SourceLocation) -> None:
+        for name in writes:
+            storage = self._builder.storage_of(name)
+            if not str(storage.origin):
+                self._builder.update_storage(storage.name, origin=origin)
+
+
+def local_copy(
+    builder: MethodBuilder, source: str, name: str, device: Device, region: int, reason: str
+) -> Value:
+    """A dense row-major copy of a value on its own device."""
+    value = builder.values[source]
+    nbytes = scaled(product(value.shape), value.dtype.itemsize)
+    storage = builder.add_storage(name, device, nbytes)
+    made = builder.add_value(name, storage.name, value.dtype, value.shape, contiguous_strides(value.shape))
+    builder.instructions.append(Copy(CopyKind.LOCAL, source, made.name, reason, region))
+    return made

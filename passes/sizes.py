@@ -1,0 +1,44 @@
+"""Torch's symbolic sizes and element types as the program's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.printers import PythonPrinter
+
+from ..runtime.dtypes import DType
+from ..runtime.errors import UnsupportedOperatorError
+from ..runtime.expr import Expr, Size
+
+_UNBOUNDED = 1 << 40
+
+
+def to_size(value: Any) -> Size:
+    """A sympy expression, ``SymInt`` or plain integer as a `Size`."""
+    if isinstance(value, torch.SymInt):
+        value = value.node.expr
+    if isinstance(value, int | sympy.Integer):
+        return int(value)
+    return Expr(str(PythonPrinter().doprint(sympy.sympify(value))))
+
+
+def to_dtype(dtype: torch.dtype) -> DType:
+    """The program's element type; UnsupportedOperatorError for complex and quantized ones."""
+    try:
+        return DType.from_name(str(dtype).removeprefix("torch."))
+    except KeyError:
+        raise UnsupportedOperatorError(
+            f"element type `{dtype}` has no place in an artifact",
+            hint="write complex arithmetic as pairs of real tensors",
+        ) from None
+
+
+def bound_of(exported: Any, extent: torch.SymInt) -> tuple[int, int | None]:
+    """Inclusive bounds of a symbolic extent; no upper bound is None."""
+    node = extent.node
+    ranges = node.shape_env.bound_sympy(node.expr)
+    lower = int(ranges.lower) if ranges.lower.is_finite else 0
+    upper = int(ranges.upper) if ranges.upper.is_finite and int(ranges.upper) < _UNBOUNDED else None
+    return max(lower, 0), upper

@@ -1,0 +1,100 @@
+"""What lowering a graph leaves: kernels and the steps that use them, as data without torch.
+
+`inductor.py` writes a tape from PyTorch's private structures; `lower.py` turns it into instructions.
+Sizes, strides and offsets count elements; buffer names are the lowering's own (``buf3``, ``arg0_1``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..runtime.dtypes import DType
+from ..runtime.expr import Size
+from ..runtime.program import NOWHERE, SourceLocation
+
+
+@dataclass(frozen=True)
+class Window:
+    """A strided view of a buffer."""
+
+    buffer: str
+    dtype: DType
+    sizes: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size = 0
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A generated Triton kernel before compilation.
+
+    ``source`` is the ``@triton.jit`` function alone; it uses the names ``tl``, ``triton_helpers``,
+    ``libdevice`` and ``tl_math``. ``grid`` are Python expressions over parameter names and launch extras.
+    """
+
+    name: str
+    source: str
+    parameters: tuple[tuple[str, str], ...]
+    """(name, type) of run-time parameters in order."""
+    constants: tuple[tuple[str, Any], ...]
+    divisible_by_16: tuple[str, ...]
+    num_warps: int
+    num_stages: int
+    grid: tuple[str, str, str]
+    extras: tuple[str, ...] = ()
+    """Names of launch arguments that only the grid reads."""
+    mutated: tuple[str, ...] = ()
+    """Parameters whose buffer is read as well as written."""
+
+
+@dataclass(frozen=True)
+class Allocate:
+    """A fresh buffer of ``nbytes``. ``fill_zero``: it must read as zeros (semaphores)."""
+
+    window: Window
+    nbytes: Size
+    fill_zero: bool = False
+    is_workspace: bool = False
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A new name for (a part of) an older buffer: an in-place result or a view."""
+
+    window: Window
+    of: str
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """Launch ``kernel``; ``arguments`` follow its parameters, then its extras."""
+
+    kernel: str
+    arguments: tuple[str | Size | float, ...]
+    origin: SourceLocation = NOWHERE
+
+
+@dataclass(frozen=True)
+class ExternCall:
+    """An operator that is not generated. ``operands`` hold a `Window` for every tensor, literals else."""
+
+    operator: str
+    operands: tuple[Any, ...]
+    keywords: dict[str, Any] = field(default_factory=dict[str, Any])
+    out: Window | None = None
+    """Where the result goes; None when it is an `Element` source."""
+    origin: SourceLocation = NOWHERE
+
+
+Step = Allocate | Alias | KernelCall | ExternCall
+
+
+@dataclass(frozen=True)
+class Tape:
+    """A lowered graph. ``outputs`` are windows onto buffers of the steps or of the inputs."""
+
+    kernels: dict[str, KernelSpec]
+    steps: tuple[Step, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[Window, ...]
