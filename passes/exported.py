@@ -192,32 +192,38 @@ def _input_names(method: MethodSource, exported: torch.export.ExportedProgram) -
     """Public names of the flat inputs: parameter names of ``forward``, joined with paths inside them."""
     import inspect
 
-    args_spec, kwargs_spec = exported.call_spec.in_spec.children_specs  # pyright: ignore
+    args_spec, kwargs_spec = _children(exported.call_spec.in_spec)
     try:
         target = method.module.forward if method.exported is None else None
         parameters = list(inspect.signature(target).parameters.values()) if target is not None else []
     except (TypeError, ValueError):
         parameters = []
     names: list[str] = []
-    for index, child in enumerate(args_spec.children_specs):
+    for index, child in enumerate(_children(args_spec)):
         if index < len(parameters) and parameters[index].kind != inspect.Parameter.VAR_POSITIONAL:
             base = parameters[index].name
         else:
             base = f"input{index}"
         names += _leaf_names(child, base)
-    for key, child in zip(kwargs_spec.context or (), kwargs_spec.children_specs, strict=True):
+    for key, child in zip(kwargs_spec.context or (), _children(kwargs_spec), strict=True):
         names += _leaf_names(child, str(key))
     if method.exported is not None:
         names = [spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
     return names
 
 
+def _children(spec: Any) -> list[Any]:
+    """A pytree spec's children: a method in newer versions of torch, an attribute in older ones."""
+    return list(spec.children() if hasattr(spec, "children") else spec.children_specs)
+
+
 def _leaf_names(spec: Any, base: str) -> list[str]:
     if spec.is_leaf():
         return [base]
-    keys: Sequence[Any] = spec.context if spec.type is dict else range(len(spec.children_specs))
+    children = _children(spec)
+    keys: Sequence[Any] = spec.context if spec.type is dict else range(len(children))
     names: list[str] = []
-    for key, child in zip(keys, spec.children_specs, strict=True):
+    for key, child in zip(keys, children, strict=True):
         names += _leaf_names(child, f"{base}.{key}")
     return names
 
@@ -339,7 +345,9 @@ def _call(node: torch.fx.Node, known: set[str]) -> Node:
     origin = SourceLocation(module_path(node), str(node.target), *(source_line(node) or ("", 0)))
     kind = tensor_type(node.meta.get("val"))
     if node.target is operator.getitem:
-        return Node(node.name, NodeKind.ELEMENT, operands=operands, type=kind, origin=origin)
+        index = node.args[1]
+        assert isinstance(index, int)
+        return Node(node.name, NodeKind.ELEMENT, operands=operands, type=kind, origin=origin, index=index)
     name = str(node.target)
     is_view = name.startswith("aten.") and name.split(".")[1] in _VIEWS and _stays_in_place(node)
     return Node(

@@ -135,6 +135,18 @@ class _TargetDriver:
         return divmod(self._target.arch, 10)
 
 
+def _convolution_format(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+    """The layout that cuDNN gives a convolution's result; a CPU build of torch would answer for the CPU."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = formats.get(weight.dim())
+    if wanted is None:
+        return torch.contiguous_format
+    channels_last = any(
+        not t.is_contiguous() and t.is_contiguous(memory_format=wanted) for t in (x, weight)
+    )
+    return wanted if channels_last else torch.contiguous_format
+
+
 @contextlib.contextmanager
 def described_target(target: Target) -> Iterator[None]:
     """While active, PyTorch believes in one CUDA device with the target's properties.
@@ -154,6 +166,7 @@ def described_target(target: Target) -> Iterator[None]:
         (torch.cuda, "get_device_properties", lambda device=None: properties),
         (torch.cuda, "get_device_capability", lambda device=None: capability),
         (torch.cuda, "current_device", lambda: 0),
+        (torch._C, "_conv_determine_backend_memory_format", _convolution_format),
         (misc_patterns, "_misc_patterns_init", lambda device=None: None),  # traces real device tensors
         (triton_helpers, "set_driver_to_gpu", lambda: None),
     ]
@@ -190,21 +203,14 @@ def trace_on_target(
     inputs: Sequence[Any],
     shape_env: Any,
     decompositions: dict[Any, Callable[..., Any]],
-) -> tuple[torch.fx.GraphModule, list[Any], FakeTensorMode]:
+) -> tuple[torch.fx.GraphModule, FakeTensorMode]:
     """Trace a graph again on fake CUDA tensors, decomposed the way Inductor likes it.
 
     ``inputs`` are fake or real example values of the placeholders (symbolic integers stay themselves).
     Factories in the graph must already name the CUDA device.
     """
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
-
-    def on_target(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        with mode:
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_DEVICE)
-
-    fakes = [on_target(value) for value in inputs]
+    fakes = [on_target(mode, value) for value in inputs]
     table = {**select_decomp_table(), **decompositions}
     with mode, torch.no_grad(), preserve_node_meta():
         traced = make_fx(
@@ -212,7 +218,26 @@ def trace_on_target(
             decomposition_table=table,
             tracing_mode="real",
         )(*fakes)
-    return traced, fakes, mode
+    return traced, mode
+
+
+def on_target(mode: FakeTensorMode, value: Any, strides: Sequence[int] | None = None) -> Any:
+    """A fake CUDA tensor like the given one, with other strides if they are given."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    with mode:
+        return torch.empty_strided(
+            value.shape, value.stride() if strides is None else strides, dtype=value.dtype, device=_DEVICE
+        )
+
+
+def channels_last_weights(traced: torch.fx.GraphModule) -> list[str]:
+    """Placeholders that hold convolution weights which Inductor will want channels-last."""
+    if not GraphLowering.decide_layout_opt(traced, is_inference=True):
+        return []
+    convolutions = [n for n in traced.graph.nodes if n.target is torch.ops.aten.convolution.default]
+    weights = [n.args[1] for n in convolutions if n.args[1].op == "placeholder" and n.args[1].meta["val"].dim() == 4]
+    return [w.name for w in weights if all(user in convolutions for user in w.users)]
 
 
 class _RecordingLines(list[Any]):

@@ -37,6 +37,12 @@ def to_library_calls(extern: ExternCall, *, allow_tf32: bool) -> list[Call]:
     return translate(extern, allow_tf32)
 
 
+def has_library_call(operator: str) -> bool:
+    """Whether an operator such as ``aten.mm.default`` goes to a library."""
+    parts = operator.split(".")
+    return operator in _TRANSLATIONS or (len(parts) > 1 and parts[1] in _TRANSLATIONS)
+
+
 def unsupported(operator: str, origin: SourceLocation) -> UnsupportedOperatorError:
     """The error for an operator without a CUDA kernel."""
     return UnsupportedOperatorError(

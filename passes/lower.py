@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from ..runtime.errors import PassError
 from ..runtime.program import CPU, Copy, CopyKind, Device, Method, Port, Region, Role, Value
-from .builder import MethodBuilder, is_dense, local_copy, product, scaled
+from .builder import MethodBuilder, contiguous_strides, is_dense, product, scaled
 from .compile_kernels import canonical
+from .contents import Contents, dense_strides
 from .decompositions import table
 from .exported import ExportedMethod
 from .lower_host import HostLowering
-from .lower_region import TapeLowering
+from .lower_region import TapeLowering, local_copy
 from .placed import Node, NodeKind, PlacedGraph
 from .region_graph import RegionGraph, extract
+from .sizes import to_dtype, to_size
 from .tape import KernelSpec
 from .targets import Target
 
@@ -33,6 +36,7 @@ class LoweredMethod:
 def lower_method(
     exported: ExportedMethod,
     placed: PlacedGraph,
+    contents: Contents,
     target: Target,
     *,
     allow_tf32: bool = False,
@@ -42,12 +46,20 @@ def lower_method(
 
     Raises UnsupportedOperatorError for what has no kernel on its device.
     """
-    return _MethodLowering(exported, placed, target, allow_tf32).run(report)
+    return _MethodLowering(exported, placed, contents, target, allow_tf32).run(report)
 
 
 class _MethodLowering:
-    def __init__(self, exported: ExportedMethod, placed: PlacedGraph, target: Target, allow_tf32: bool) -> None:
+    def __init__(
+        self,
+        exported: ExportedMethod,
+        placed: PlacedGraph,
+        contents: Contents,
+        target: Target,
+        allow_tf32: bool,
+    ) -> None:
         self._exported, self._placed, self._target = exported, placed, target
+        self._contents = contents
         self._allow_tf32 = allow_tf32
         self._builder = MethodBuilder(placed.name, placed.symbols)
         self._nodes = {node.name: node for node in placed.nodes}
@@ -95,15 +107,13 @@ class _MethodLowering:
     def _like(
         self, node: Node, name: str, role: Role, device: Device, *, external: bool = False, content: str = ""
     ) -> Value:
-        """A storage and a value with the layout of the node's own tensor."""
+        """A storage and a value with the layout of the node's own tensor, or of its content."""
         example = self._example(node)
-        from .sizes import to_dtype, to_size
-
         shape = tuple(to_size(s) for s in example.shape)
         strides = tuple(to_size(s) for s in example.stride())
-        if not is_dense(shape, strides):
-            from .builder import contiguous_strides
-
+        if content:
+            strides = dense_strides(self._contents.tensors[content])
+        elif not is_dense(shape, strides):
             strides = contiguous_strides(shape)
         nbytes = scaled(product(shape), example.dtype.itemsize)
         storage = self._builder.add_storage(name, device, nbytes, role, external=external, content=content)
@@ -174,28 +184,9 @@ class _MethodLowering:
     ) -> tuple[RegionGraph, list[Value]]:
         inside = {node.name for node in nodes}
         outer = {o for n in nodes for o in n.operands if o not in inside} | {t for t, _ in updates}
-        examples: dict[str, Any] = {name: self._input_example(name) for name in outer}
+        examples: dict[str, Any] = {name: self._example(self._nodes[name]) for name in outer}
         graph = extract(self._exported, nodes, wanted, updates, device, examples)
         return graph, [self._builder.values[self._value_of[name]] for name in graph.inputs]
-
-    def _input_example(self, name: str) -> torch.Tensor:
-        """A fake tensor with the layout that the value really has."""
-        example = self._example(self._nodes[name])
-        value = self._builder.values[self._value_of[name]]
-        from .sizes import to_size
-
-        if tuple(to_size(s) for s in example.stride()) == value.strides:
-            return example
-        if not all(isinstance(s, int) for s in (*value.shape, *value.strides)):
-            packed = local_copy(
-                self._builder, value.name, f"{value.name}_packed", self._builder.storages[value.storage].device, -1,
-                "its layout depends on a dynamic dimension",
-            )  # fmt: skip
-            self._value_of[name] = packed.name
-            return example.contiguous()
-        mode = example.fake_mode  # pyright: ignore
-        with mode:
-            return torch.empty_strided(value.shape, value.strides, dtype=example.dtype, device="cpu")  # pyright: ignore
 
     def _host_region(
         self, nodes: Sequence[Node], wanted: Sequence[str], updates: Sequence[tuple[str, str]], index: int
@@ -217,7 +208,10 @@ class _MethodLowering:
         graph, inputs = self._extract(nodes, wanted, updates, torch.device("cuda", 0))
         shape_env = next((t.fake_mode.shape_env for t in graph.examples if hasattr(t, "fake_mode")), None)
         with inductor.described_target(self._target):
-            traced, fakes, mode = inductor.trace_on_target(graph.module, graph.examples, shape_env, table())
+            traced, mode = inductor.trace_on_target(graph.module, graph.examples, shape_env, table())
+            self._lay_out_weights(inductor.channels_last_weights(traced), traced, graph)
+            inputs = [self._builder.values[value.name] for value in inputs]
+            fakes = [self._fake(mode, e, v) for e, v in zip_longest(graph.examples, inputs)]
             tape = inductor.lower_graph(traced, fakes, mode)
         lowering = TapeLowering(
             self._builder, tape, inputs, device, index, allow_tf32=self._allow_tf32, rename=canonical
@@ -225,6 +219,24 @@ class _MethodLowering:
         made = lowering.run(wanted)
         self._kernels.update({spec.name: spec for spec in lowering.kernels.values()})
         return made
+
+    def _fake(self, mode: Any, example: Any, value: Value | None) -> Any:
+        """An input of the region as it really is: with the layout of its value, where that is known."""
+        from . import inductor
+
+        if value is None or not all(isinstance(s, int) for s in value.strides):
+            return inductor.on_target(mode, example)
+        return inductor.on_target(mode, example, [int(str(s)) for s in value.strides])
+
+    def _lay_out_weights(self, names: Sequence[str], traced: torch.fx.GraphModule, graph: RegionGraph) -> None:
+        """Store weights channels-last that would otherwise be transposed in every call."""
+        placeholders = [n.name for n in traced.graph.nodes if n.op == "placeholder"]
+        nodes = dict(zip(placeholders, graph.inputs, strict=False))
+        for node in (self._nodes[nodes[name]] for name in names if name in nodes):
+            if node.kind is NodeKind.CONSTANT and self._contents.lay_out_channels_last(node.content):
+                value = self._builder.values[self._value_of[node.name]]
+                strides = dense_strides(self._contents.tensors[node.content])
+                self._builder.values[value.name] = replace(value, strides=strides)
 
     def _align_inputs(self, nodes: Sequence[Node]) -> None:
         """Kernels assume pointers aligned to 16 bytes: a window that begins elsewhere is copied first."""

@@ -1,0 +1,131 @@
+"""Constants and state of all methods: their names, their bytes, and what methods share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ..runtime.program import CPU, Constant, Device, Role, StateVariable, Storage
+from .builder import is_dense
+from .exported import ExportedMethod
+from .sizes import to_dtype
+
+
+@dataclass
+class Contents:
+    """Every tensor that methods hold, by the name it has in the program."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    state: set[str] = field(default_factory=set[str])
+    digests: dict[str, str] = field(default_factory=dict[str, str])
+    readers: dict[str, int] = field(default_factory=dict[str, int])
+    """How many placeholders of all methods a content stands behind."""
+    _named: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
+
+    def name(self, method: str, wish: str, tensor: torch.Tensor) -> str:
+        """The program's name of a tensor; the same memory has one name, whatever methods call it."""
+        key = _identity(tensor)
+        if key in self._named:
+            return self._named[key]
+        name = wish if wish not in self.tensors else f"{method}.{wish}"
+        self.tensors[name] = tensor
+        self._named[key] = name
+        return name
+
+    def digest(self, name: str) -> str:
+        """SHA-256 of a tensor's bytes, computed once."""
+        if name not in self.digests:
+            self.digests[name] = hashlib.sha256(self.read(name)).hexdigest()
+        return self.digests[name]
+
+    def lay_out_channels_last(self, name: str) -> bool:
+        """Store a 4-D constant channels-last, unless something else reads it in the layout it has."""
+        tensor = self.tensors[name]
+        if self.readers.get(name, 0) != 1 or name in self.state or tensor.is_meta:
+            return False
+        self.tensors[name] = tensor.contiguous(memory_format=torch.channels_last)
+        self.digests.pop(name, None)
+        return True
+
+    def read(self, name: str) -> memoryview:
+        """The bytes, in the order of the tensor's dense strides; no copy where memory is dense."""
+        return tensor_bytes(self.tensors[name])
+
+
+def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
+    if tensor.numel() == 0 or tensor.is_meta:
+        return (id(tensor),)
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def name_contents(methods: Sequence[ExportedMethod]) -> Contents:
+    """Name all contents, and make state of what any method changes, in every method that reads it."""
+    contents = Contents()
+    for method in methods:
+        renamed = {old: contents.name(method.name, old, t) for old, t in method.tensors.items()}
+        method.contents = {node: renamed[old] for node, old in method.contents.items()}
+        method.tensors = {renamed[old]: t for old, t in method.tensors.items()}
+        contents.state |= {renamed[old] for old in method.state}
+        for name in method.contents.values():
+            contents.readers[name] = contents.readers.get(name, 0) + 1
+    for method in methods:
+        method.state = frozenset(name for name in method.tensors if name in contents.state)
+    return contents
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides that a tensor's bytes are stored with: its own if dense, else row-major."""
+    if is_dense(tuple(tensor.shape), tensor.stride()):
+        return tensor.stride()
+    return tuple(torch.empty(tensor.shape, device="meta").stride())
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """A tensor's elements as bytes in the order of `dense_strides`."""
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    strides = dense_strides(tensor)
+    order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], -tensor.shape[d]))
+    flat = tensor.detach().permute(order).contiguous().reshape(-1)
+    array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = flat.view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def declare(
+    contents: Contents, storages: Sequence[tuple[str, Storage]]
+) -> tuple[tuple[Constant, ...], tuple[StateVariable, ...], Mapping[tuple[str, str], str]]:
+    """Declare what the methods' storages hold.
+
+    ``storages`` are (method, storage) of role CONSTANT or STATE. A constant on a second device is declared
+    again under another name. Returns the declarations and (content, device) -> declared name.
+    """
+    constants: dict[str, Constant] = {}
+    state: dict[str, StateVariable] = {}
+    names: dict[tuple[str, str], str] = {}
+    for _, storage in storages:
+        tensor, device = contents.tensors[storage.content], storage.device
+        nbytes = tensor.numel() * tensor.element_size()
+        shape, dtype = tuple(tensor.shape), to_dtype(tensor.dtype)
+        if storage.role is Role.STATE:
+            initial = contents.digest(storage.content) if bool((tensor != 0).any()) else ""
+            names[storage.content, str(device)] = storage.content
+            state.setdefault(
+                storage.content, StateVariable(storage.content, dtype, shape, device, nbytes, initial)
+            )
+            continue
+        name = _declared_name(storage.content, device, constants)
+        names[storage.content, str(device)] = name
+        digest = contents.digest(storage.content)
+        constants[name] = Constant(name, digest, nbytes, dtype, shape, dense_strides(tensor), device)
+    return tuple(constants.values()), tuple(state.values()), names
+
+
+def _declared_name(content: str, device: Device, constants: Mapping[str, Constant]) -> str:
+    held = constants.get(content)
+    if held is None or held.device == device:
+        return content
+    return f"{content}@{device if device != CPU else 'cpu'}"

@@ -1,0 +1,184 @@
+"""The way down: a model source goes in, a planned program comes out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from ..planner import PlanOptions, check, plan
+from ..runtime.program import Kernel, Method, PlannedProgram, Program, Role
+from .compile_kernels import compile_kernels
+from .contents import Contents, declare, name_contents
+from .exported import ExportedMethod, analyse, cast_methods, export_method, to_placed
+from .fold_constants import fold_constants
+from .insert_copies import InsertCopies
+from .lower import LoweredMethod, lower_method
+from .options import ExportOptions, Progress, silent
+from .place import PlaceOperators, state_homes
+from .placed import PlacedGraph
+from .regions import assign_regions
+from .source import ModelSource
+from .supported import supports
+from .targets import lowest
+from .tape import KernelSpec
+from .verify_placement import verify
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """A planned program with where its constants' bytes are, and what is worth telling of the way."""
+
+    planned: PlannedProgram
+    constants: Mapping[str, Callable[[], memoryview]]
+    """SHA-256 digest -> its bytes, read when they are written."""
+    placed: tuple[PlacedGraph, ...]
+    seconds: Mapping[str, float]
+    """Time spent in each stage."""
+
+
+def export(source: ModelSource, options: ExportOptions, progress: Progress = silent) -> ExportResult:
+    """Export all methods of a model.
+
+    Raises UnsupportedOperatorError (exit 3) for what cannot be exported, BudgetError (5) above the memory
+    budget, UsageError (2) for options that contradict each other or the model.
+    """
+    clock = _Clock(progress)
+    with clock.stage("export"):
+        methods = _export_methods(source, options, progress)
+        contents = name_contents(methods)
+        for method in methods:
+            fold_constants(method, contents)
+    with clock.stage("place"):
+        placed = [_place(graph, options) for graph in _homed([to_placed(m) for m in methods], options)]
+    with clock.stage("lower"):
+        lowered = _lower(methods, placed, contents, options, progress)
+    with clock.stage("compile"):
+        specs = [spec for one in lowered for spec in one.kernels]
+        kernels = _compile(specs, options, progress)
+    with clock.stage("plan"):
+        program = assemble([one.method for one in lowered], contents, kernels, options.architectures)
+        planned = plan(program, _plan_options(options))
+        check(planned)
+    return ExportResult(planned, _readers(planned.program, contents), tuple(placed), clock.seconds)
+
+
+def _export_methods(
+    source: ModelSource, options: ExportOptions, progress: Progress
+) -> list[ExportedMethod]:
+    methods: list[ExportedMethod] = []
+    for index, method in enumerate(cast_methods(source.methods, options.dtype)):
+        progress("export", index / len(source.methods), method.name)
+        methods.append(analyse(method, export_method(method)))
+    return sorted(methods, key=lambda method: method.name)
+
+
+def _placing(options: ExportOptions) -> PlaceOperators:
+    return PlaceOperators(
+        device=options.device,
+        placement=options.placement,
+        io=options.io,
+        allow_host_ops=options.allow_host_ops,
+        device_planning=options.device_planning,
+        supports=supports,
+    )
+
+
+def _homed(graphs: Sequence[PlacedGraph], options: ExportOptions) -> Iterator[PlacedGraph]:
+    placing = _placing(options)
+    placing = replace(placing, state_devices=state_homes(graphs, placing))
+    for graph in graphs:
+        yield placing.run(graph).subject
+
+
+def _place(graph: PlacedGraph, options: ExportOptions) -> PlacedGraph:
+    graph = InsertCopies().run(graph).subject
+    verify(graph)
+    return assign_regions(graph)[0]
+
+
+def _lower(
+    methods: Sequence[ExportedMethod],
+    placed: Sequence[PlacedGraph],
+    contents: Contents,
+    options: ExportOptions,
+    progress: Progress,
+) -> list[LoweredMethod]:
+    target = lowest(options.architectures)
+    lowered: list[LoweredMethod] = []
+    for index, (method, graph) in enumerate(zip(methods, placed, strict=True)):
+
+        def report(done: int, total: int, index: int = index, name: str = method.name) -> None:
+            progress("lower", (index + done / max(total, 1)) / len(methods), name)
+
+        lowered.append(lower_method(method, graph, contents, target, allow_tf32=options.allow_tf32, report=report))
+    return lowered
+
+
+def _compile(specs: Sequence[KernelSpec], options: ExportOptions, progress: Progress) -> tuple[Kernel, ...]:
+    if not specs:
+        return ()
+
+    def report(done: int, total: int) -> None:
+        progress("compile", done / max(total, 1), f"{done}/{total} kernels")
+
+    return compile_kernels(specs, options.architectures, options.jobs, report)
+
+
+def assemble(
+    methods: Sequence[Method], contents: Contents, kernels: Sequence[Kernel], architectures: Sequence[str]
+) -> Program:
+    """Methods, what they hold, and their kernels as one program."""
+    held = [
+        (m.name, s) for m in methods for s in m.storages if s.role in (Role.CONSTANT, Role.STATE)
+    ]
+    constants, state, names = declare(contents, held)
+    renamed = tuple(_with_contents(method, names) for method in methods)
+    return Program(renamed, constants, state, tuple(kernels), tuple(architectures) if kernels else ())
+
+
+def _with_contents(method: Method, names: Mapping[tuple[str, str], str]) -> Method:
+    storages = tuple(
+        replace(s, content=names[s.content, str(s.device)]) if s.content else s for s in method.storages
+    )
+    return replace(method, storages=storages)
+
+
+def _plan_options(options: ExportOptions) -> PlanOptions:
+    return PlanOptions(
+        effort=options.planning_effort,
+        reorder=options.reorder,
+        static=options.device_planning,
+        memory_budget=options.memory_budget,
+    )
+
+
+def _readers(program: Program, contents: Contents) -> dict[str, Callable[[], memoryview]]:
+    """Digest -> reader, for all constants and initial state of the program."""
+    wanted = {c.digest for c in program.constants} | {s.initial for s in program.state if s.initial}
+    readers: dict[str, Callable[[], memoryview]] = {}
+    for name, digest in contents.digests.items():
+        if digest in wanted:
+
+            def read(name: str = name) -> memoryview:
+                return contents.read(name)
+
+            readers.setdefault(digest, read)
+    return readers
+
+
+class _Clock:
+    """Tells the progress when a stage begins and ends, and keeps how long it took."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self._progress(name, 0.0, "")
+        begin = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - begin
+        self._progress(name, 1.0, "")

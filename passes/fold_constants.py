@@ -1,0 +1,122 @@
+"""Compute at export what depends on constants alone."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from .contents import Contents
+from .exported import ExportedMethod
+
+_MOST_GROWTH = 1 << 20
+"""A folded result may be this many bytes larger than what it replaces; more would bloat the artifact."""
+
+
+def fold_constants(method: ExportedMethod, contents: Contents) -> int:
+    """Replace operators whose operands are all constants by constants; returns how many were folded.
+
+    Random and mutating operators stay. Views of constants stay too: they are free.
+    """
+    graph = method.graph.graph
+    known: dict[torch.fx.Node, torch.Tensor] = {
+        node: contents.tensors[method.contents[node.name]]
+        for node in graph.nodes
+        if node.op == "placeholder" and _is_constant(method, node)
+    }
+    folded: list[torch.fx.Node] = []
+    with torch.no_grad():
+        for node in graph.nodes:
+            value = _evaluate(node, known) if _is_foldable(node, known) else None
+            if isinstance(value, torch.Tensor) and not value.is_meta:
+                known[node] = value
+                if node.op == "call_function":
+                    folded.append(node)
+    count = 0
+    for node in folded:
+        if _is_boundary(node, known) and not _is_free_view(node, known):
+            _become_constant(method, contents, node, known[node])
+            count += 1
+    graph.eliminate_dead_code()
+    _drop_unused(method)
+    method.graph.recompile()
+    return count
+
+
+def _is_constant(method: ExportedMethod, node: torch.fx.Node) -> bool:
+    content = method.contents.get(node.name)
+    return content is not None and content not in method.state and not method.tensors[content].is_meta
+
+
+def _is_foldable(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor]) -> bool:
+    if node.op != "call_function" or not node.all_input_nodes:
+        return False
+    if not all(n in known for n in node.all_input_nodes):
+        return False
+    if node.target is operator.getitem:
+        return False
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    return torch.Tag.nondeterministic_seeded not in target.tags and isinstance(
+        node.meta.get("val"), torch.Tensor
+    )
+
+
+def _evaluate(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor]) -> Any:
+    before = sum(known[n].numel() * known[n].element_size() for n in node.all_input_nodes)
+    expected = node.meta["val"]
+    if any(isinstance(s, torch.SymInt) for s in expected.shape):
+        return None
+    if expected.numel() * expected.element_size() > before + _MOST_GROWTH and not _aliases(node):
+        return None
+    args = torch.fx.map_arg(node.args, lambda n: known[n])
+    kwargs = torch.fx.map_arg(node.kwargs, lambda n: known[n])
+    return node.target(*args, **kwargs)  # pyright: ignore
+
+
+def _aliases(node: torch.fx.Node) -> bool:
+    target: Any = node.target
+    return any(a.alias_info is not None for a in target._schema.returns)
+
+
+def _is_boundary(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor]) -> bool:
+    return any(user not in known for user in node.users)
+
+
+def _is_free_view(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor]) -> bool:
+    """Whether the value is a window onto a stored constant: every step down to it is a view."""
+    while node.op != "placeholder":
+        if not _aliases(node):
+            return False
+        node = node.all_input_nodes[0]
+    return True
+
+
+def _become_constant(
+    method: ExportedMethod, contents: Contents, node: torch.fx.Node, value: torch.Tensor
+) -> None:
+    graph = method.graph.graph
+    first = next(iter(graph.nodes))
+    with graph.inserting_before(first):
+        made = graph.placeholder(f"folded_{node.name}")
+    made.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(made)
+    name = contents.name(method.name, f"folded.{node.name}", value.clone() if value._is_view() else value)
+    method.contents[made.name] = name
+    contents.readers[name] = contents.readers.get(name, 0) + 1
+    method.tensors[name] = contents.tensors[name]
+    method.updates = tuple((t, made.name if s == node.name else s) for t, s in method.updates)
+    method.outputs = tuple(
+        type(o)(o.name, made.name, o.literal) if o.node == node.name else o for o in method.outputs
+    )
+
+
+def _drop_unused(method: ExportedMethod) -> None:
+    """Contents that nothing reads any more need not be in the artifact."""
+    kept = {t for t, _ in method.updates}
+    for node in list(method.graph.graph.nodes):
+        if node.op == "placeholder" and node.name in method.contents and not node.users and node.name not in kept:
+            del method.contents[node.name]
+            method.graph.graph.erase_node(node)

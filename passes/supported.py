@@ -1,0 +1,47 @@
+"""Which operators a device's backend can run, asked before anything is lowered."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ..runtime.program import Device
+from .decompositions import table
+from .library_calls import has_library_call
+
+
+def supports(operator: str, device: Device) -> str | None:
+    """None if the device runs the operator, else the reason why not."""
+    return None if device.kind == "cpu" else _on_cuda(operator)
+
+
+@lru_cache(maxsize=4096)
+def _on_cuda(operator: str) -> str | None:
+    overload = resolve(operator)
+    if overload is None:
+        return None  # higher-order operators are judged by their bodies
+    if overload in table() or has_library_call(operator):
+        return None
+    from .inductor import has_cuda_lowering
+
+    if has_cuda_lowering(overload) or _is_composite(overload):
+        return None
+    return "no kernel is generated for it and no library has one"
+
+
+def resolve(operator: str) -> Any:
+    """The overload of a name such as ``aten.add.Tensor``; None when torch has none of that name."""
+    owner: Any = torch.ops
+    for part in operator.split("."):
+        if not hasattr(owner, part):
+            return None
+        owner = getattr(owner, part)
+    return owner if isinstance(owner, torch._ops.OpOverload) else None
+
+
+def _is_composite(overload: Any) -> bool:
+    """Whether the dispatcher itself takes the operator apart into others."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))
