@@ -1,0 +1,1 @@
+"""Code made from the schemas; see `generate.py`."""

@@ -1,0 +1,93 @@
+"""Where things lie in the file: unique constants and their offsets, segments, and the seal at the end.
+
+A file is, in this order: the ET12 program table with its extended header; the constants' segment; one segment
+per delegate; kernels' code; the manifest; the seal. Every segment begins at a multiple of `ALIGNMENT`, and so
+does every constant within its segment, so that a runtime can upload the segment as one block.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..program import Program
+
+FORMAT_VERSION = 1
+"""Of the manifest and the delegates' blobs, in the order of their making:
+
+1. The first.
+"""
+ALIGNMENT = 256
+MAGIC = b"ET12"
+HEADER_MAGIC = b"eh00"
+HEADER = struct.Struct("<4sIQQQ")
+"""At byte 8: magic, its own length, bytes of the program table, segments' base, segments' bytes."""
+SEAL = struct.Struct("<8sQQ32s")
+"""Magic; begin and end of the constants' segment in the file; SHA-256 of all other bytes but itself."""
+SEAL_MAGIC = b"DEVPLAN1"
+MANIFEST_KEY = "devplan.manifest"
+SEAL_KEY = "devplan.seal"
+CODE_KEY = "devplan.code."
+BACKEND_ID = "DevplanBackend"
+
+
+def align(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    """The next multiple."""
+    return -(-nbytes // alignment) * alignment
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Unique constant bytes. ``offset`` counts from the constants' segment, or the start of ``file``."""
+
+    digest: str
+    nbytes: int
+    offset: int
+    location: int = 0
+    """0 embedded, 1 in a data file of ours beside the artifact, 2 in a file that was there before."""
+    file: str = ""
+    key: str = ""
+
+
+def contents(program: Program) -> Iterator[tuple[str, int]]:
+    """(digest, bytes) of every constant and initial state, in program order, repeats included."""
+    for constant in program.constants:
+        yield constant.digest, constant.nbytes
+    for state in program.state:
+        if state.initial:
+            yield state.initial, state.nbytes
+
+
+def place_constants(program: Program) -> tuple[Blob, ...]:
+    """Every unique constant with its offset in the constants' segment, in order of first appearance."""
+    blobs: dict[str, Blob] = {}
+    end = 0
+    for digest, nbytes in contents(program):
+        if digest not in blobs:
+            blobs[digest] = Blob(digest, nbytes, align(end))
+            end = blobs[digest].offset + nbytes
+    return tuple(blobs.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of bytes of the file; ``offset`` counts from the segments' base."""
+
+    offset: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte after it."""
+        return self.offset + self.nbytes
+
+
+def place_segments(sizes: list[int]) -> tuple[Segment, ...]:
+    """Segments one after the other, each aligned, nothing after the last."""
+    placed: list[Segment] = []
+    end = 0
+    for nbytes in sizes:
+        placed.append(Segment(align(end), nbytes))
+        end = placed[-1].end
+    return tuple(placed)

@@ -1,0 +1,332 @@
+"""What must hold of a planned program in a file, beyond the bytes: names, references, sizes, devices.
+
+Both the writer and the reader check it, so that a file is never written that would be refused. The rules of
+the plan itself are in `verify_plan.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from ..errors import ArtifactError
+from ..expr import Expr, Size, evaluate
+from ..library import FUNCTIONS
+from ..program import (
+    CPU,
+    Argument,
+    Constant,
+    Copy,
+    CopyKind,
+    Device,
+    HostCall,
+    Instruction,
+    Jump,
+    Kernel,
+    Launch,
+    LibraryCall,
+    Method,
+    PlannedProgram,
+    Port,
+    Program,
+    Ref,
+    Role,
+    Storage,
+    Value,
+)
+from .verify_plan import verify_plan
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def verify(planned: PlannedProgram) -> None:
+    """Check everything; ArtifactError names the first broken invariant."""
+    program = planned.program
+    _unique("method", (method.name for method in program.methods))
+    _unique("kernel", (kernel.name for kernel in program.kernels))
+    _unique("constant", (constant.name for constant in program.constants))
+    _unique("state", (state.name for state in program.state))
+    _verify_contents(program)
+    for kernel in program.kernels:
+        _verify_kernel(kernel, program.architectures)
+    kernels = {kernel.name: kernel for kernel in program.kernels}
+    contents = {constant.name: constant.nbytes for constant in program.constants}
+    states = {state.name: state.nbytes for state in program.state}
+    for method in program.methods:
+        _Checker(method, kernels, contents, states).run()
+    verify_plan(planned)
+
+
+def _unique(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if not name:
+            raise ArtifactError(f"a {what} has no name")
+        if name in seen:
+            raise ArtifactError(f"there are two {what}s named `{name}`")
+        seen.add(name)
+
+
+def _verify_contents(program: Program) -> None:
+    """Every digest is one, and stands for one number of bytes, which holds what is said to be in it."""
+    sizes: dict[str, int] = {}
+    initial = [(state.name, state.initial, state.nbytes) for state in program.state if state.initial]
+    for name, digest, nbytes in [
+        *((item.name, item.digest, item.nbytes) for item in program.constants),
+        *initial,
+    ]:
+        if not DIGEST.fullmatch(digest):
+            raise ArtifactError(f"`{name}` has no SHA-256 but `{digest[:80]}`")
+        if sizes.setdefault(digest, nbytes) != nbytes:
+            raise ArtifactError(
+                f"`{name}` has {nbytes} bytes, and {sizes[digest]} elsewhere with the same digest"
+            )
+    for constant in program.constants:
+        _verify_constant(constant)
+    for state in program.state:
+        needed = span(state.shape, row_major(state.shape), state.dtype.itemsize)
+        if min(state.shape, default=0) < 0 or needed > state.nbytes:
+            raise ArtifactError(
+                f"state `{state.name}` has {state.nbytes} bytes", why=f"its shape needs {needed}"
+            )
+
+
+def _verify_constant(item: Constant) -> None:
+    if len(item.shape) != len(item.strides) or min((*item.shape, *item.strides), default=0) < 0:
+        raise ArtifactError(
+            f"constant `{item.name}` has an impossible shape {item.shape} or strides {item.strides}"
+        )
+    needed = span(item.shape, item.strides, item.dtype.itemsize)
+    if needed > item.nbytes:
+        raise ArtifactError(
+            f"constant `{item.name}` has {item.nbytes} bytes", why=f"its shape needs {needed}"
+        )
+
+
+def _verify_kernel(kernel: Kernel, architectures: Iterable[str]) -> None:
+    present = {code.architecture for code in kernel.codes}
+    for architecture in architectures:
+        if architecture not in present:
+            raise ArtifactError(f"kernel `{kernel.name}` has no code for `{architecture}`")
+    for code in kernel.codes:
+        if not code.data or not code.symbol or code.form not in ("cubin", "ptx"):
+            raise ArtifactError(f"kernel `{kernel.name}` has unusable code for `{code.architecture}`")
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides, in elements, of a dense tensor."""
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> int:
+    """Bytes from the first element to the end of the last; 0 when there is none."""
+    if 0 in shape:
+        return 0
+    return (sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1) * itemsize
+
+
+class _Checker:
+    """One method: every name resolves, every window is inside its storage, every operand on its device."""
+
+    def __init__(
+        self,
+        method: Method,
+        kernels: Mapping[str, Kernel],
+        constants: Mapping[str, int],
+        states: Mapping[str, int],
+    ) -> None:
+        self.method, self.kernels, self.constants, self.states = method, kernels, constants, states
+        self.storages = {storage.name: storage for storage in method.storages}
+        self.values = {value.name: value for value in method.values}
+        self.bounds = {symbol.name: symbol.upper for symbol in method.symbols}
+
+    def fail(self, what: str, why: str = "") -> ArtifactError:
+        return ArtifactError(f"method `{self.method.name}`: {what}", why=why)
+
+    def run(self) -> None:
+        method = self.method
+        try:
+            _unique("storage", (storage.name for storage in method.storages))
+            _unique("value", (value.name for value in method.values))
+            _unique("symbol", (symbol.name for symbol in method.symbols))
+            _unique("input", (port.name for port in method.inputs))
+            _unique("output", (port.name for port in method.outputs))
+        except ArtifactError as error:
+            raise self.fail(error.what) from None
+        self._symbols()
+        for storage in method.storages:
+            self._storage(storage)
+        for value in method.values:
+            self._value(value)
+        for port in (*method.inputs, *method.outputs):
+            self._port(port)
+        for index, instruction in enumerate(method.instructions):
+            self._instruction(index, instruction)
+
+    def _symbols(self) -> None:
+        inputs = {port.name: port for port in self.method.inputs}
+        for symbol in self.method.symbols:
+            port = inputs.get(symbol.input)
+            if not 0 <= symbol.lower <= symbol.upper:
+                raise self.fail(f"symbol `{symbol.name}` runs from {symbol.lower} to {symbol.upper}")
+            if port is None or port.value not in self.values:
+                raise self.fail(
+                    f"symbol `{symbol.name}` is read from `{symbol.input}`", "there is no such input"
+                )
+            if symbol.dimension >= len(self.values[port.value].shape):
+                raise self.fail(f"symbol `{symbol.name}` is dimension {symbol.dimension} of `{symbol.input}`")
+
+    def size(self, size: Size, what: str) -> int:
+        """The size at its bound; refuses negative sizes and unknown symbols."""
+        if isinstance(size, Expr):
+            unknown = size.symbols - self.bounds.keys()
+            if unknown:
+                raise self.fail(f"{what} is `{size}`", f"`{min(unknown)}` is no symbol of the method")
+        try:
+            number = evaluate(size, self.bounds)
+        except (ArithmeticError, ValueError, MemoryError) as error:
+            raise self.fail(f"{what} is `{size}`", str(error)) from None
+        if number < 0 or number >= 2**63:
+            raise self.fail(f"{what} is {number}")
+        return number
+
+    def _storage(self, item: Storage) -> None:
+        nbytes = self.size(item.nbytes, f"the size of storage `{item.name}`")
+        if item.max_nbytes < 0 and isinstance(item.nbytes, Expr):
+            raise self.fail(f"storage `{item.name}` is dynamic and has no bound")
+        if item.max_nbytes >= 0 and nbytes > item.max_nbytes:
+            raise self.fail(f"storage `{item.name}` takes {nbytes} bytes", f"its bound is {item.max_nbytes}")
+        if item.alignment < 1 or item.alignment & (item.alignment - 1):
+            raise self.fail(
+                f"storage `{item.name}` is aligned to {item.alignment}", "it must be a power of two"
+            )
+        known = {Role.CONSTANT: self.constants, Role.STATE: self.states}.get(item.role)
+        if known is not None and item.content not in known:
+            raise self.fail(
+                f"storage `{item.name}` holds `{item.content}`", f"there is no such {item.role.value}"
+            )
+        if known is not None and item.reserved_nbytes > known[item.content]:
+            raise self.fail(
+                f"storage `{item.name}` has {item.reserved_nbytes} bytes",
+                f"`{item.content}` has {known[item.content]}",
+            )
+
+    def _value(self, item: Value) -> None:
+        if item.storage not in self.storages:
+            raise self.fail(f"value `{item.name}` lies in `{item.storage}`", "there is no such storage")
+        if len(item.shape) != len(item.strides):
+            raise self.fail(
+                f"value `{item.name}` has {len(item.shape)} dimensions and {len(item.strides)} strides"
+            )
+        shape = tuple(self.size(size, f"a dimension of `{item.name}`") for size in item.shape)
+        strides = tuple(self.size(size, f"a stride of `{item.name}`") for size in item.strides)
+        offset = self.size(item.offset, f"the offset of `{item.name}`")
+        end = offset + span(shape, strides, item.dtype.itemsize)
+        if end > self.storages[item.storage].reserved_nbytes:
+            room = self.storages[item.storage].reserved_nbytes
+            raise self.fail(f"value `{item.name}` ends at byte {end}", f"`{item.storage}` has {room}")
+
+    def _port(self, port: Port) -> None:
+        if port.value and port.value not in self.values:
+            raise self.fail(f"`{port.name}` is value `{port.value}`", "there is no such value")
+        if port.aliases is not None:
+            kind, name = port.aliases
+            ports = {"input": self.method.inputs, "output": self.method.outputs}
+            names = self.states if kind == "state" else {item.name for item in ports.get(kind, ())}
+            if name not in names:
+                raise self.fail(f"`{port.name}` aliases {kind} `{name}`", "there is no such thing")
+
+    def _instruction(self, index: int, item: Instruction) -> None:
+        at = f"instruction {index}"
+        for name in (*item.reads, *item.writes, *_references(item)):
+            if name not in self.values:
+                raise self.fail(f"{at} uses `{name}`", "there is no such value")
+        if not -1 <= item.region < len(self.method.regions):
+            raise self.fail(f"{at} is of region {item.region}", f"there are {len(self.method.regions)}")
+        match item:
+            case Launch():
+                self._launch(at, item)
+            case LibraryCall():
+                if item.function not in FUNCTIONS:
+                    raise self.fail(
+                        f"{at} calls `{item.function}`", "this devplan has no such library function"
+                    )
+                self._one_device(at, item)
+            case HostCall():
+                self._host_call(at, item)
+            case Copy():
+                self._copy(at, item)
+            case Jump():
+                if not 0 <= item.target <= len(self.method.instructions):
+                    raise self.fail(f"{at} jumps to {item.target}", "there is no such instruction")
+
+    def _launch(self, at: str, item: Launch) -> None:
+        kernel = self.kernels.get(item.kernel)
+        if kernel is None:
+            raise self.fail(f"{at} launches `{item.kernel}`", "there is no such kernel")
+        if len(item.arguments) != len(kernel.parameters):
+            raise self.fail(
+                f"{at} gives `{item.kernel}` {len(item.arguments)} arguments",
+                f"it takes {len(kernel.parameters)}",
+            )
+        for extent in item.grid:
+            self.size(extent, f"a grid dimension of {at}")
+        self._one_device(at, item)
+
+    def device(self, value: str) -> Device:
+        return self.storages[self.values[value].storage].device
+
+    def _one_device(self, at: str, item: Launch | LibraryCall) -> None:
+        if not item.writes:
+            raise self.fail(f"{at} writes nothing")
+        home = self.device(item.writes[0])
+        for name in (*item.reads, *item.writes, *_references(item)):
+            if self.device(name) != home:
+                raise self.fail(f"{at} runs on {home}", f"`{name}` is on {self.device(name)}")
+
+    def _host_call(self, at: str, item: HostCall) -> None:
+        if not re.fullmatch(r"\w+::\w+(\.\w+)?", item.target, re.ASCII):
+            raise self.fail(f"{at} calls `{item.target}`", "an operator is written `aten::add.out`")
+        for name in (*item.reads, *item.writes):
+            if self.device(name) != CPU:
+                raise self.fail(f"{at} runs on the host", f"`{name}` is on {self.device(name)}")
+
+    def _copy(self, at: str, item: Copy) -> None:
+        source, destination = self.device(item.source), self.device(item.destination)
+        expected = {
+            CopyKind.H2D: source == CPU != destination,
+            CopyKind.D2H: source != CPU == destination,
+            CopyKind.D2D: CPU != source != destination != CPU,
+            CopyKind.LOCAL: source == destination,
+        }
+        if not expected[item.kind]:
+            raise self.fail(f"{at} is called {item.kind.value}", f"it goes from {source} to {destination}")
+        first, second = self.values[item.source], self.values[item.destination]
+        if first.dtype != second.dtype or len(first.shape) != len(second.shape):
+            raise self.fail(f"{at} copies `{first.name}` to `{second.name}`", "their types differ")
+
+
+def _references(item: Instruction) -> Iterator[str]:
+    """Values that are named in arguments, or as workspace."""
+    match item:
+        case Launch() | HostCall():
+            yield from _in_arguments(item.arguments)
+        case LibraryCall():
+            yield from _in_arguments(tuple(value for _, value in item.attributes))
+            if item.workspace:
+                yield item.workspace
+        case _:
+            pass
+
+
+def _in_arguments(items: tuple[Argument, ...]) -> Iterator[str]:
+    for item in items:
+        if isinstance(item, Ref):
+            yield item.name
+        elif isinstance(item, tuple):
+            yield from _in_arguments(item)

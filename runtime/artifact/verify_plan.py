@@ -1,0 +1,138 @@
+"""What must hold of a plan in a file: every storage has its place, and no two live ones share a byte."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+
+from ..errors import ArtifactError
+from ..program import Allocation, Arena, Device, Method, MethodPlan, PlannedProgram, Role
+
+
+def verify_plan(planned: PlannedProgram) -> None:
+    """Check the plan of every method; ArtifactError names the first broken invariant."""
+    program, plan = planned.program, planned.plan
+    names = [method.name for method in program.methods]
+    planned_names = [item.method for item in plan.methods]
+    if sorted(set(planned_names)) != sorted(planned_names) or not set(planned_names) <= set(names):
+        raise ArtifactError("the plan is not of this program", why=f"it plans {planned_names} of {names}")
+    if plan.is_static and len(planned_names) != len(names):
+        raise ArtifactError("a method has no plan", why=f"planned are {planned_names} of {names}")
+    devices: dict[int, Device] = {}
+    for item in plan.methods:
+        _verify_arenas(item, devices)
+        _Checker(program.method(item.method), item).run(plan.is_static)
+
+
+def _verify_arenas(plan: MethodPlan, devices: dict[int, Device]) -> None:
+    """A memory id means one block on one device, in every method."""
+    seen: set[int] = set()
+    for arena in plan.arenas:
+        if not 1 <= arena.memory_id < 2**16 or arena.memory_id in seen:
+            raise ArtifactError(
+                f"method `{plan.method}` has an impossible memory id {arena.memory_id}",
+                why="ids begin at 1 and differ",
+            )
+        seen.add(arena.memory_id)
+        if devices.setdefault(arena.memory_id, arena.device) != arena.device:
+            raise ArtifactError(
+                f"memory {arena.memory_id} is on {arena.device} in method `{plan.method}`",
+                why=f"in another method it is on {devices[arena.memory_id]}",
+            )
+        if not 0 <= arena.nbytes < 2**62:
+            raise ArtifactError(f"arena {arena.memory_id} of method `{plan.method}` has {arena.nbytes} bytes")
+
+
+class _Checker:
+    def __init__(self, method: Method, plan: MethodPlan) -> None:
+        self.method, self.plan = method, plan
+        self.arenas = {arena.memory_id: arena for arena in plan.arenas}
+        self.storages = {storage.name: storage for storage in method.storages}
+
+    def fail(self, what: str, why: str = "") -> ArtifactError:
+        return ArtifactError(f"method `{self.method.name}`: {what}", why=why)
+
+    def run(self, is_static: bool) -> None:
+        seen: set[str] = set()
+        for item in self.plan.allocations:
+            if item.storage in seen:
+                raise self.fail(f"storage `{item.storage}` has two places")
+            seen.add(item.storage)
+            self._allocation(item)
+        missing = [item.name for item in self.method.storages if item.is_planned and item.name not in seen]
+        if is_static and missing:
+            raise self.fail(f"storage `{missing[0]}` has no place")
+        live = self._live_ranges()
+        for memory_id in self.arenas:
+            self._overlaps([item for item in self.plan.allocations if item.memory_id == memory_id], live)
+
+    def _allocation(self, item: Allocation) -> None:
+        storage, arena = self.storages.get(item.storage), self.arenas.get(item.memory_id)
+        if storage is None:
+            raise self.fail(f"`{item.storage}` has a place", "there is no such storage")
+        if arena is None:
+            raise self.fail(
+                f"storage `{item.storage}` is in memory {item.memory_id}", "there is no such arena"
+            )
+        if storage.external or storage.role is Role.CONSTANT:
+            raise self.fail(
+                f"storage `{item.storage}` has a place in an arena", "its memory is given elsewhere"
+            )
+        if arena.device != storage.device:
+            raise self.fail(
+                f"storage `{item.storage}` is on {storage.device}", f"its arena is on {arena.device}"
+            )
+        if item.nbytes < storage.reserved_nbytes:
+            raise self.fail(
+                f"storage `{item.storage}` has {item.nbytes} bytes", f"it needs {storage.reserved_nbytes}"
+            )
+        if item.offset < 0 or item.offset + item.nbytes > arena.nbytes:
+            raise self.fail(
+                f"storage `{item.storage}` ends at byte {item.offset + item.nbytes}",
+                f"its arena has {arena.nbytes}",
+            )
+        if item.offset % storage.alignment:
+            raise self.fail(
+                f"storage `{item.storage}` is at {item.offset}", f"not aligned to {storage.alignment}"
+            )
+
+    def _live_ranges(self) -> dict[str, tuple[int, int]]:
+        count = len(self.method.instructions)
+        live: dict[str, tuple[int, int]] = {}
+        for item in self.plan.live_ranges:
+            if item.storage not in self.storages or item.storage in live:
+                raise self.fail(f"`{item.storage}` has a live range", "it is no storage, or has two")
+            if not 0 <= item.begin <= item.end <= count + 1:
+                raise self.fail(
+                    f"`{item.storage}` is live in [{item.begin}, {item.end})", f"of {count} instructions"
+                )
+            live[item.storage] = (item.begin, item.end)
+        return live
+
+    def _overlaps(self, allocations: Sequence[Allocation], live: Mapping[str, tuple[int, int]]) -> None:
+        """Sweep over time, the places in use kept sorted by offset: a newcomer may not meet its neighbours.
+
+        A storage without a live range counts as live all the time.
+        """
+        events: list[tuple[int, int, Allocation]] = []
+        for item in allocations:
+            begin, end = live.get(item.storage, (0, len(self.method.instructions) + 1))
+            if begin < end and item.nbytes:
+                events += [(begin, 1, item), (end, 0, item)]  # at one instant, ends before beginnings
+        used: list[tuple[int, int, str]] = []
+        for _, is_begin, item in sorted(events, key=lambda event: event[:2]):
+            place = (item.offset, item.offset + item.nbytes, item.storage)
+            at = bisect.bisect_left(used, place)
+            if not is_begin:
+                used.pop(at)
+                continue
+            for other in used[max(at - 1, 0) : at + 1]:
+                if other[0] < place[1] and place[0] < other[1]:
+                    raise self.fail(f"storages `{other[2]}` and `{item.storage}` overlap while both are live")
+            used.insert(at, place)
+
+
+def arena_use(arena: Arena, plan: MethodPlan) -> int:
+    """Bytes of the arena that some allocation covers, from its start to the last one's end."""
+    ends = [item.offset + item.nbytes for item in plan.allocations if item.memory_id == arena.memory_id]
+    return max(ends, default=0)

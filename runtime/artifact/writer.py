@@ -1,0 +1,215 @@
+"""Write an artifact: atomically, the same bytes for the same program, constants streamed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ArtifactError
+from ..program import PlannedProgram
+from .encode import packed, region
+from .encode_manifest import code_digest, manifest
+from .et12 import program_table
+from .layout import (
+    CODE_KEY,
+    HEADER,
+    HEADER_MAGIC,
+    MANIFEST_KEY,
+    SEAL,
+    SEAL_KEY,
+    SEAL_MAGIC,
+    Blob,
+    align,
+    place_constants,
+    place_segments,
+)
+from .runs import steps
+from .verify import verify
+from .views import constant_table
+
+BytesLike = bytes | bytearray | memoryview
+ConstantSource = Mapping[str, Callable[[], BytesLike]]
+"""By digest, a function that gives the constant's bytes. Called once per digest, while it is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """What was written: the file's size and its SHA-256, hexadecimal."""
+
+    path: Path
+    nbytes: int
+    sha256: str
+
+
+def write(
+    path: Path, planned: PlannedProgram, constants: ConstantSource, *, producer: str = ""
+) -> WrittenFile:
+    """Write to a nameless file beside ``path``, then name it so: the old file, or the whole new one.
+
+    Args:
+        path: the artifact; its folder must exist.
+        planned: a program whose plan is complete; it is verified first.
+        constants: the bytes by digest; each is hashed while it is written.
+        producer: devplan's version; by default the installed one.
+
+    Raises:
+        ArtifactError: the program breaks an invariant, or a constant is missing or not what its digest says.
+        OSError: the folder is missing, not writable or full.
+    """
+    verify(planned)
+    blobs = place_constants(planned.program)
+    missing = [blob.digest for blob in blobs if blob.digest not in constants]
+    if missing:
+        raise ArtifactError(f"the bytes of {len(missing)} constants are missing", why=f"first: {missing[0]}")
+    parts = _parts(planned, blobs, producer or _version())
+    with _Temporary(path) as file:
+        for part in _stream(parts, blobs, constants):
+            file.write(part)
+    return WrittenFile(path, file.nbytes, file.digest.hexdigest())
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("devplan")
+    except PackageNotFoundError:
+        return "0"
+
+
+@dataclass(frozen=True)
+class _Parts:
+    head: bytes
+    """Program table with its header, up to the segments' base."""
+    constant_nbytes: int
+    tail: bytes
+    """From the end of the constants to the seal, without it."""
+
+
+def _parts(planned: PlannedProgram, blobs: Sequence[Blob], producer: str) -> _Parts:
+    """All bytes but the constants' own and the seal."""
+    program = planned.program
+    kernels = {kernel.name: index for index, kernel in enumerate(program.kernels)}
+    plans = {plan.method: plan for plan in planned.plan.methods}
+    datas: list[bytes] = []
+    delegates: list[list[int]] = []
+    for method in program.methods:
+        values = {value.name: index for index, value in enumerate(method.values)}
+        runs = [step for step in steps(method) if step.device is not None]
+        delegates.append([1 + len(datas) + index for index in range(len(runs))])
+        datas += [packed(region(method, step, values, kernels, plans.get(method.name))) for step in runs]
+    codes = {code_digest(code.data).hex(): code.data for kernel in program.kernels for code in kernel.codes}
+    keys = [*(CODE_KEY + digest for digest in codes), MANIFEST_KEY, SEAL_KEY]
+    named = [(key, 1 + len(datas) + index) for index, key in enumerate(keys)]
+    datas += [*codes.values(), packed(manifest(planned, blobs, producer))]
+    constant_nbytes = max((blob.offset + blob.nbytes for blob in blobs), default=0)
+    segments = place_segments([constant_nbytes, *map(len, datas), SEAL.size])
+    table = program_table(planned, constant_table(program, blobs), segments, delegates, named)
+    tail = bytearray()
+    for data, segment in zip(datas, segments[1:], strict=False):
+        tail += bytes(segment.offset - constant_nbytes - len(tail)) + data
+    tail += bytes(segments[-1].offset - constant_nbytes - len(tail))
+    return _Parts(_with_header(table, segments[-1].end), constant_nbytes, bytes(tail))
+
+
+def _with_header(table: bytes, segments_nbytes: int) -> bytes:
+    """Put the extended header between the file identifier and the rest; offsets in the table are relative."""
+    size = align(HEADER.size, 16)
+    nbytes = len(table) + size
+    base = align(nbytes)
+    header = HEADER.pack(HEADER_MAGIC, HEADER.size, nbytes, base, segments_nbytes)
+    root = int.from_bytes(table[:4], "little") + size
+    start = root.to_bytes(4, "little") + table[4:8]
+    return start + header.ljust(size, b"\0") + table[8:] + bytes(base - nbytes)
+
+
+def _stream(parts: _Parts, blobs: Sequence[Blob], constants: ConstantSource) -> Iterator[BytesLike]:
+    """The file from its first byte to its last."""
+    begin = len(parts.head)
+    start = SEAL.pack(SEAL_MAGIC, begin, begin + parts.constant_nbytes, b"")[:-32]
+    yield parts.head
+    end = 0
+    for blob in blobs:
+        yield bytes(blob.offset - end)
+        yield _checked(constants[blob.digest](), blob)
+        end = blob.offset + blob.nbytes
+    yield parts.tail
+    yield start
+    yield hashlib.sha256(parts.head + parts.tail + start).digest()
+
+
+def _checked(data: BytesLike, blob: Blob) -> memoryview:
+    """The constant's bytes; ArtifactError when they are not those that were promised."""
+    view = memoryview(data).cast("B")
+    if view.nbytes != blob.nbytes:
+        raise ArtifactError(
+            f"constant {blob.digest} has {view.nbytes} bytes", why=f"{blob.nbytes} were announced"
+        )
+    if hashlib.sha256(view).hexdigest() != blob.digest:
+        raise ArtifactError(
+            f"the bytes of constant {blob.digest} have another digest", why="they changed since"
+        )
+    return view
+
+
+class _Temporary:
+    """A file that takes the name ``path`` when all went well, and vanishes otherwise.
+
+    Where the system has nameless files (Linux), even a killed process leaves nothing behind.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.digest = hashlib.sha256()
+        self.nbytes = 0
+
+    def __enter__(self) -> _Temporary:
+        # In the same folder, since a rename is atomic only within one file system.
+        self._name = self._path.parent / f".{self._path.name}.{os.getpid()}.part"
+        self._descriptor, self._is_named = _open_nameless(self._path.parent), False
+        if self._descriptor < 0:
+            self._descriptor = os.open(self._name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            self._is_named = True
+        return self
+
+    def write(self, data: BytesLike) -> None:
+        """Append."""
+        view = memoryview(data).cast("B")
+        self.digest.update(view)
+        self.nbytes += view.nbytes
+        while view.nbytes:
+            view = view[os.write(self._descriptor, view) :]
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            if kind is None:
+                os.fsync(self._descriptor)
+                if not self._is_named:
+                    # With a folder given, which an absolute path ignores, Python follows the link.
+                    source = f"/proc/self/fd/{self._descriptor}"
+                    os.link(source, self._name, src_dir_fd=self._descriptor, follow_symlinks=True)
+                self._name.replace(self._path)
+        finally:
+            os.close(self._descriptor)
+            self._name.unlink(missing_ok=True)
+
+
+def _open_nameless(folder: Path) -> int:
+    """A descriptor of a new file without a name; -1 where there is no such thing."""
+    flag = getattr(os, "O_TMPFILE", 0)
+    if not flag or not Path("/proc/self/fd").is_dir():
+        return -1
+    try:
+        return os.open(folder, os.O_WRONLY | flag, 0o666)
+    except OSError as error:
+        if error.errno in (
+            errno.EOPNOTSUPP,
+            errno.EISDIR,
+            errno.EINVAL,
+        ):  # the file system knows no such file
+            return -1
+        raise
