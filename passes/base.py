@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, ClassVar, Generic, TypeVar
@@ -40,8 +41,12 @@ class Pass(ABC, Generic[T]):
     def run(self, subject: T) -> PassResult[T]:
         """Rewrite the subject and say whether it changed."""
 
+    def prepared(self, subjects: Sequence[T]) -> Pass[T]:
+        """This pass, told of all methods of the program before it runs on each; most need not know."""
+        return self
+
     def __str__(self) -> str:
-        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
+        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
         return f"{self.name}({options})" if options else self.name
 
 

@@ -60,6 +60,10 @@ class Node:
     origin: SourceLocation = NOWHERE
     branches: tuple[PlacedGraph, ...] = ()
     """Of a control-flow operator: its bodies; their inputs follow the operator's own operands."""
+    index: int = 0
+    """Of an ELEMENT: which result of its CALL it is."""
+    twin_of: str = ""
+    """The node that this one computes again on another device (views and constants only)."""
 
     def on(self, device: Device, reason: str) -> Node:
         """This node, placed."""
