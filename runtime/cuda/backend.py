@@ -281,6 +281,37 @@ class CudaBackend:
 
         return DeviceTensor.of(tensor, self).operand
 
+    def copy(self, source: Operand, destination: Operand) -> None:
+        """Copy between two operands on this GPU, strides free, now."""
+        bind_copy(self, source, destination)()
+        self.synchronize()
+
+    def send(self, source: Operand, receiver: CudaBackend, destination: Operand) -> None:
+        """Copy a dense operand to another GPU, now."""
+        self.connect(receiver)
+        bind_copy(self, source, destination)()
+        receiver.synchronize()
+
+    def follow(self, stream: int) -> None:
+        """Let this stream's coming work wait for what another stream of the process holds."""
+        if stream != self.stream:
+            self._order(stream, self._stream)
+
+    def lead(self, stream: int) -> None:
+        """Let another stream's coming work wait for what this one holds."""
+        if stream != self.stream:
+            self._order(self._stream, stream)
+
+    def _order(self, first: Any, second: Any) -> None:
+        cu = self._cu
+        self.enter()
+        event = check(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING), "make an event")
+        try:
+            check(cu.cuEventRecord(event, first), "record an event")
+            check(cu.cuStreamWaitEvent(second, event, 0), "wait for an event")
+        finally:
+            cu.cuEventDestroy(event)
+
     def fork(self) -> CudaBackend:
         """The same GPU, memory and loaded code with a stream of its own. Close it before this one."""
         made = CudaBackend(self.device, self.ordinal)
@@ -408,6 +439,16 @@ class GraphOnStream(graph.GraphStep):
     def __call__(self) -> None:
         """Enqueue the graph."""
         self.launch(self._backend.stream_object)
+
+
+_shared: dict[int, CudaBackend] = {}
+
+
+def shared_backend(ordinal: int) -> CudaBackend:
+    """The process's own backend of a GPU, for tensors that belong to no program. Never closed."""
+    if ordinal not in _shared:
+        _shared[ordinal] = CudaBackend(Device("cuda", ordinal), ordinal)
+    return _shared[ordinal]
 
 
 def _nothing() -> None:

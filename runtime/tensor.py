@@ -1,0 +1,455 @@
+"""Tensors in device memory, shared in place with torch, CuPy, JAX and others, without importing any."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from . import dlpack
+from .backend import Operand
+from .dtypes import DType
+from .errors import UsageError
+from .host import Array, HostTensor, HostValue, contiguous_strides, host_value, is_native, numpy_dtype
+from .program import Device
+
+Step = Callable[[], None]
+
+
+class TensorBackend(Protocol):
+    """What a tensor needs of its GPU; `CudaBackend` has it."""
+
+    @property
+    def device(self) -> Device:
+        """The program's device slot."""
+        ...
+
+    @property
+    def ordinal(self) -> int:
+        """Which GPU of the machine."""
+        ...
+
+    @property
+    def stream(self) -> int:
+        """Handle of the stream that work is enqueued on."""
+        ...
+
+    def allocate(self, nbytes: int) -> int:
+        """Reserve device memory."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Give device memory back."""
+        ...
+
+    def upload(self, address: int, data: memoryview) -> None:
+        """Copy host bytes to the device, now."""
+        ...
+
+    def download(self, address: int, out: memoryview) -> None:
+        """Copy device bytes to the host, now."""
+        ...
+
+    def copy(self, source: Operand, destination: Operand) -> None:
+        """Copy within this GPU, strides free, now."""
+        ...
+
+    def send(self, source: Operand, receiver: Any, destination: Operand) -> None:
+        """Copy to another backend's GPU, now."""
+        ...
+
+    def follow(self, stream: int) -> None:
+        """Let this backend's coming work wait for what a stream holds."""
+        ...
+
+    def lead(self, stream: int) -> None:
+        """Let a stream's coming work wait for what this backend has enqueued."""
+        ...
+
+
+class Memory:
+    """Device memory with one release, called when the last tensor over it is dropped."""
+
+    def __init__(self, release: Step) -> None:
+        self.close = weakref.finalize(self, release)
+
+
+class DeviceTensor:
+    """A strided tensor on a GPU. Views share its memory; `numpy`, `clone` and `contiguous` copy.
+
+    Args:
+        operand: address, element type, shape, strides (in elements) and device slot.
+        backend: the GPU that holds it.
+        release: called once when this tensor and all its views are gone.
+    """
+
+    __slots__ = ("__weakref__", "_backend", "_memory", "_operand")
+
+    def __init__(self, operand: Operand, backend: TensorBackend, release: Step | Memory) -> None:
+        self._operand, self._backend = operand, backend
+        self._memory = release if isinstance(release, Memory) else Memory(release)
+
+    # --- making -----------------------------------------------------------------------------------
+
+    @classmethod
+    def empty(
+        cls, shape: Sequence[int], dtype: DType | str, device: Device | str | TensorBackend = "cuda:0"
+    ) -> DeviceTensor:
+        """A dense tensor of undefined contents."""
+        kind = dtype_of(dtype)
+        backend, extents = backend_of(device), tuple(int(extent) for extent in shape)
+        if any(extent < 0 for extent in extents):
+            raise UsageError(f"a tensor cannot have the shape {list(extents)}")
+        address = backend.allocate(prod(extents) * kind.itemsize)
+        operand = Operand(address, kind, extents, contiguous_strides(extents), backend.device)
+        return cls(operand, backend, lambda: backend.free(address))
+
+    @classmethod
+    def from_host(cls, value: object, device: Device | str | TensorBackend = "cuda:0") -> DeviceTensor:
+        """A copy of a host tensor: a NumPy array, a `HostTensor`, or what NumPy can read."""
+        raw, kind = _host_bits(value)
+        made = cls.empty(raw.shape, kind, device)
+        made.write(value)
+        return made
+
+    @classmethod
+    def of(cls, value: object, backend: TensorBackend | None = None) -> DeviceTensor:
+        """Another library's GPU tensor (or one of ours) in place, its pending writes ordered before our work.
+
+        Takes ``__dlpack__`` first, since it says on which stream the producer works, then
+        ``__cuda_array_interface__``. Without ``backend`` the tensor's own GPU is used.
+
+        Raises:
+            UsageError: it is no GPU tensor, or lives on another GPU than the backend's.
+        """
+        if isinstance(value, DeviceTensor):
+            return value._on(backend or value._backend)
+        if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+            return _from_dlpack(value, backend)
+        interface = getattr(value, "__cuda_array_interface__", None)
+        if interface is None:
+            raise UsageError(
+                f"`{type(value).__name__}` is no GPU tensor",
+                why="it has neither `__dlpack__` nor `__cuda_array_interface__`",
+                hint="copy it to the GPU first: `DeviceTensor.from_host`",
+            )
+        return _from_interface(interface, value, backend)
+
+    from_dlpack = of
+
+    # --- what it is ---------------------------------------------------------------------------------
+
+    @property
+    def operand(self) -> Operand:
+        """Address, element type, shape, strides and device slot."""
+        return self._operand
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents."""
+        return self._operand.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in elements."""
+        return self._operand.strides
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self._operand.dtype
+
+    @property
+    def device(self) -> Device:
+        """The GPU, by its number on this machine."""
+        return Device("cuda", self._backend.ordinal)
+
+    @property
+    def pointer(self) -> int:
+        """Device address of the first element."""
+        return self._operand.address
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self._operand.numel
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie row by row without gaps."""
+        wanted = contiguous_strides(self.shape)
+        pairs = zip(self.shape, self.strides, wanted, strict=True)
+        return self.numel == 0 or all(extent == 1 or has == want for extent, has, want in pairs)
+
+    def __repr__(self) -> str:
+        return f"DeviceTensor({self.dtype}{list(self.shape)} on {self.device} at {self.pointer:#x})"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without dimensions has no length")
+        return self.shape[0]
+
+    # --- copies -------------------------------------------------------------------------------------
+
+    def numpy(self) -> HostValue:
+        """A copy on the host: a NumPy array, or a `HostTensor` for types that NumPy lacks."""
+        dense = self.contiguous()
+        out: Array = np.empty(self.shape, numpy_dtype(self.dtype))
+        if out.nbytes:
+            self._backend.download(dense.pointer, memoryview(out.reshape(-1)).cast("B"))
+        return host_value(out, self.dtype)
+
+    to_host = numpy
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        raise UsageError(
+            "a GPU tensor does not turn into a NumPy array by itself",
+            why="it would copy and wait unnoticed",
+            hint="call `.numpy()`",
+        )
+
+    def write(self, value: object) -> None:
+        """Overwrite all elements with a host tensor of the same shape and element type."""
+        raw, kind = _host_bits(value)
+        if raw.shape != self.shape or kind is not self.dtype:
+            wanted, got = f"{self.dtype}{list(self.shape)}", f"{kind}{list(raw.shape)}"
+            raise UsageError(
+                "a tensor is written with one of its own type", why=f"wanted {wanted}, got {got}"
+            )
+        if not raw.nbytes:
+            return
+        target = self if self.is_contiguous else DeviceTensor.empty(self.shape, kind, self._backend)
+        data = np.ascontiguousarray(raw).reshape(-1)
+        self._backend.upload(target.pointer, memoryview(data).cast("B"))
+        if target is not self:
+            self._backend.copy(target.operand, self.operand)
+
+    def clone(self, device: Device | str | TensorBackend | None = None) -> DeviceTensor:
+        """A dense copy with memory of its own, on this GPU or another."""
+        backend = self._backend if device is None else backend_of(device)
+        made = DeviceTensor.empty(self.shape, self.dtype, backend)
+        if not self.nbytes:
+            return made
+        if backend.ordinal == self._backend.ordinal:
+            backend.follow(self._backend.stream)
+            source = self._on(backend)
+            backend.copy(source.operand, made.operand)
+        else:
+            self._backend.send(self.contiguous().operand, backend, made.operand)
+        return made
+
+    def contiguous(self) -> DeviceTensor:
+        """This tensor when its elements lie row by row without gaps, else a copy whose do."""
+        return self if self.is_contiguous else self.clone()
+
+    # --- views --------------------------------------------------------------------------------------
+
+    def reshape(self, *shape: int) -> DeviceTensor:
+        """A view of another shape; one extent may be -1. UsageError when it does not fit or has gaps."""
+        known = prod(extent for extent in shape if extent != -1)
+        if shape.count(-1) == 1 and known and self.numel % known == 0:
+            shape = tuple(self.numel // known if extent == -1 else extent for extent in shape)
+        if prod(shape) != self.numel or any(extent < 0 for extent in shape):
+            raise UsageError(f"a tensor of shape {list(self.shape)} cannot be seen as {list(shape)}")
+        if not self.is_contiguous:
+            raise UsageError(
+                "only a contiguous tensor can be reshaped in place", hint="call `contiguous` first"
+            )
+        return self._view(self.pointer, shape, contiguous_strides(shape))
+
+    def permute(self, *order: int) -> DeviceTensor:
+        """A view with its dimensions in another order."""
+        if sorted(order) != list(range(len(self.shape))):
+            raise UsageError(f"{list(order)} is no order of {len(self.shape)} dimensions")
+        return self._view(
+            self.pointer, tuple(self.shape[i] for i in order), tuple(self.strides[i] for i in order)
+        )
+
+    def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> DeviceTensor:
+        """A view: integers drop a dimension, slices with a positive step narrow it."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if len(parts) > len(self.shape):
+            raise IndexError(f"{len(parts)} indices for {len(self.shape)} dimensions")
+        offset = 0
+        shape: list[int] = []
+        strides: list[int] = []
+        for number, (extent, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+            part = parts[number] if number < len(parts) else slice(None)
+            if isinstance(part, slice):
+                start, stop, step = part.indices(extent)
+                if step < 1:
+                    raise IndexError("a step must be positive")
+                shape.append(len(range(start, stop, step)))
+                strides.append(stride * step)
+                offset += start * stride if shape[-1] else 0
+            else:
+                if not -extent <= part < extent:
+                    raise IndexError(f"index {part} is out of bounds for extent {extent}")
+                offset += (part % extent) * stride
+        return self._view(self.pointer + offset * self.dtype.itemsize, tuple(shape), tuple(strides))
+
+    def _view(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> DeviceTensor:
+        operand = Operand(address, self.dtype, shape, strides, self._operand.device)
+        return DeviceTensor(operand, self._backend, self._memory)
+
+    def _on(self, backend: TensorBackend) -> DeviceTensor:
+        """The same memory through another backend of the same GPU, ordered after this one's work."""
+        if backend is self._backend:
+            return self
+        _verify_ordinal(self._backend.ordinal, backend)
+        backend.follow(self._backend.stream)
+        o = self._operand
+        return DeviceTensor(
+            Operand(o.address, o.dtype, o.shape, o.strides, backend.device), backend, self._memory
+        )
+
+    # --- other libraries ----------------------------------------------------------------------------
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's (device type, ordinal)."""
+        return dlpack.CUDA, self._backend.ordinal
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule; the consumer's stream waits for our work. BufferError for what it cannot be."""
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError(
+                "a GPU tensor is not exported to another device; copy it with `numpy` or `clone`"
+            )
+        tensor = self.clone() if copy else self
+        if stream != -1:
+            # None means the legacy default stream, whose handle is 1.
+            self._backend.lead(1 if stream is None else stream)
+        o = tensor.operand
+        described = dlpack.Description(o.address, o.dtype, o.shape, o.strides, self.__dlpack_device__())
+        return dlpack.export(described, tensor._memory, max_version)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of the interface; bfloat16 is ``<V2``, as `ml_dtypes` and torch have it."""
+        typestr = _TYPESTR.get(self.dtype)
+        if typestr is None:
+            raise AttributeError(f"`__cuda_array_interface__` has no name for {self.dtype}; use `__dlpack__`")
+        itemsize = self.dtype.itemsize
+        return {
+            "shape": self.shape,
+            "typestr": typestr,
+            "data": (self.pointer if self.numel else 0, False),
+            "strides": None if self.is_contiguous else tuple(stride * itemsize for stride in self.strides),
+            "stream": self._backend.stream,
+            "version": 3,
+        }
+
+
+_TYPESTR = {dtype: numpy_dtype(dtype).str for dtype in DType if is_native(dtype)} | {DType.BFLOAT16: "<V2"}
+_BY_TYPESTR = {text: dtype for dtype, text in _TYPESTR.items()}
+
+
+def dtype_of(dtype: DType | str) -> DType:
+    """The element type of that name; UsageError with the known ones for another."""
+    if isinstance(dtype, DType):
+        return dtype
+    try:
+        return DType.from_name(dtype)
+    except KeyError:
+        raise UsageError(
+            f"there is no element type `{dtype}`", hint=f"one of {', '.join(map(str, DType))}"
+        ) from None
+
+
+def backend_of(device: Device | str | TensorBackend) -> TensorBackend:
+    """The GPU for a device, shared by all tensors of the process that belong to no program."""
+    if isinstance(device, str):
+        try:
+            device = Device.parse(device)
+        except ValueError as error:
+            raise UsageError(f"`{device}` is no device", why=str(error)) from error
+    if not isinstance(device, Device):
+        return device
+    if device.kind != "cuda":
+        raise UsageError(
+            "a device tensor lives on a GPU", why=f"asked for `{device}`", hint="use NumPy there"
+        )
+    from .cuda.backend import shared_backend
+
+    return shared_backend(device.index)
+
+
+def _host_bits(value: object) -> tuple[Array, DType]:
+    """A host tensor as raw bits and element type; UsageError for what no program has."""
+    if isinstance(value, HostTensor):
+        return value.raw, value.dtype
+    if isinstance(value, DeviceTensor):
+        raise UsageError("this tensor is on a GPU already", hint="call `.clone()`")
+    array = np.asarray(value)
+    name = array.dtype.name
+    try:
+        dtype = DType.from_name(name)
+    except KeyError:
+        raise UsageError(f"NumPy's type `{name}` has no equal here", hint="convert the array first") from None
+    return (array if is_native(dtype) else array.view(numpy_dtype(dtype))), dtype
+
+
+def _verify_ordinal(ordinal: int, backend: TensorBackend) -> None:
+    if ordinal != backend.ordinal:
+        raise UsageError(
+            f"the tensor is on GPU {ordinal}",
+            why=f"it is needed on GPU {backend.ordinal}",
+            hint="call `.clone(...)`",
+        )
+
+
+def _from_dlpack(value: Any, backend: TensorBackend | None) -> DeviceTensor:
+    kind, ordinal = (int(part) for part in value.__dlpack_device__())
+    if kind != dlpack.CUDA:
+        raise UsageError(
+            f"`{type(value).__name__}` is not in the memory of an NVIDIA GPU",
+            why=f"its DLPack device is {kind}",
+            hint="copy it to the GPU first: `DeviceTensor.from_host`",
+        )
+    here = backend or backend_of(Device("cuda", ordinal))
+    _verify_ordinal(ordinal, here)
+    try:
+        try:
+            capsule = value.__dlpack__(stream=here.stream, max_version=(1, 1))
+        except TypeError:  # a producer from before DLPack 1.0
+            capsule = value.__dlpack__(stream=here.stream)
+        described, release = dlpack.consume(capsule)
+    except (BufferError, RuntimeError) as error:
+        raise UsageError(f"`{type(value).__name__}` cannot be used in place", why=str(error)) from error
+    operand = Operand(described.address, described.dtype, described.shape, described.strides, here.device)
+    return DeviceTensor(operand, here, release)
+
+
+def _from_interface(interface: Any, owner: object, backend: TensorBackend | None) -> DeviceTensor:
+    typestr, shape = str(interface["typestr"]), tuple(int(extent) for extent in interface["shape"])
+    dtype = _BY_TYPESTR.get(typestr)
+    if dtype is None:
+        raise UsageError(f"`__cuda_array_interface__` names a type that has no equal here, `{typestr}`")
+    given = interface.get("strides")
+    if given is None:
+        strides = contiguous_strides(shape)
+    elif any(step % dtype.itemsize for step in given):
+        raise UsageError("the tensor's strides are no multiples of its element size", why=str(given))
+    else:
+        strides = tuple(step // dtype.itemsize for step in given)
+    here = backend or backend_of(Device("cuda", 0))
+    # Absent or None: nothing is known, so the default stream, where most libraries work, is waited for.
+    here.follow(interface.get("stream") or 1)
+    keep = [owner]
+    operand = Operand(int(interface["data"][0]), dtype, shape, strides, here.device)
+    return DeviceTensor(operand, here, keep.clear)

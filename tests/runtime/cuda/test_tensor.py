@@ -1,0 +1,247 @@
+"""Device tensors on a fake driver whose device memory is host memory."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devplan.runtime import dlpack
+from devplan.runtime.backend import Operand
+from devplan.runtime.cuda import backend as backend_module
+from devplan.runtime.cuda.backend import CudaBackend
+from devplan.runtime.dtypes import DType
+from devplan.runtime.errors import UsageError
+from devplan.runtime.host import HostTensor
+from devplan.runtime.program import Device
+from devplan.runtime.tensor import DeviceTensor
+
+
+@pytest.fixture(autouse=True)
+def shared(gpu: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `cuda:0` be the fake GPU."""
+    monkeypatch.setattr(backend_module, "_shared", {0: gpu})
+
+
+NATIVE = [
+    np.uint8,
+    np.int8,
+    np.int16,
+    np.int32,
+    np.int64,
+    np.float16,
+    np.float32,
+    np.float64,
+    np.bool_,
+    np.uint32,
+]
+
+
+@pytest.mark.parametrize("kind", NATIVE)
+def test_a_host_array_goes_there_and_back(kind: Any) -> None:
+    array = np.arange(24).reshape(2, 3, 4).astype(kind)
+    tensor = DeviceTensor.from_host(array)
+    assert (tensor.shape, tensor.strides, str(tensor.dtype)) == ((2, 3, 4), (12, 4, 1), np.dtype(kind).name)
+    assert tensor.device == Device("cuda", 0)
+    back = tensor.numpy()
+    assert isinstance(back, np.ndarray) and back.dtype == array.dtype
+    assert np.array_equal(back, array)
+
+
+def test_bfloat16_goes_there_and_back_bit_for_bit() -> None:
+    host = HostTensor.from_float32(np.linspace(-3, 3, 7), DType.BFLOAT16)
+    back = DeviceTensor.from_host(host).numpy()
+    assert isinstance(back, HostTensor)
+    assert np.array_equal(back.raw, host.raw)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,)])
+def test_odd_shapes_are_tensors_too(shape: tuple[int, ...]) -> None:
+    back = DeviceTensor.from_host(np.ones(shape, np.float32)).numpy()
+    assert isinstance(back, np.ndarray)
+    assert back.shape == shape and (back == 1).all()
+
+
+def test_memory_is_freed_with_the_last_view(cu: Any) -> None:
+    before = len(cu.memory)
+    tensor = DeviceTensor.from_host(np.zeros((4, 4), np.float32))
+    view = tensor[1:3]
+    del tensor
+    gc.collect()
+    assert len(cu.memory) == before + 1
+    del view
+    gc.collect()
+    assert len(cu.memory) == before
+
+
+indices = st.one_of(st.integers(-3, 2), st.slices(3).filter(lambda part: part.step is None or part.step > 0))
+
+
+@given(st.tuples(indices, indices), st.permutations([0, 1, 2]))
+def test_views_are_numpys(index: tuple[int | slice, ...], order: list[int]) -> None:
+    array = np.arange(27, dtype=np.int32).reshape(3, 3, 3)
+    view = DeviceTensor.from_host(array).permute(*order)[index]
+    back = view.numpy()
+    assert np.array_equal(np.asarray(back), array.transpose(order)[index])
+
+
+def test_a_strided_view_can_be_written() -> None:
+    tensor = DeviceTensor.from_host(np.zeros((3, 4), np.int16))
+    tensor[:, 1:3].write(np.arange(6, dtype=np.int16).reshape(3, 2))
+    assert np.array_equal(np.asarray(tensor.numpy()), [[0, 0, 1, 0], [0, 2, 3, 0], [0, 4, 5, 0]])
+
+
+def test_reshape_is_a_view_or_refused() -> None:
+    tensor = DeviceTensor.from_host(np.arange(12, dtype=np.int64))
+    assert tensor.reshape(3, -1).shape == (3, 4)
+    assert tensor.reshape(3, 4).pointer == tensor.pointer
+    with pytest.raises(UsageError):
+        tensor.reshape(5, 2)
+    with pytest.raises(UsageError, match="contiguous"):
+        tensor.reshape(3, 4).permute(1, 0).reshape(12)
+
+
+def test_a_clone_has_memory_of_its_own() -> None:
+    tensor = DeviceTensor.from_host(np.arange(4, dtype=np.float32))
+    clone = tensor.clone("cuda:0")
+    tensor.write(np.zeros(4, np.float32))
+    assert np.array_equal(np.asarray(clone.numpy()), [0, 1, 2, 3])
+
+
+def test_numpy_does_not_copy_it_unnoticed() -> None:
+    with pytest.raises(UsageError, match=r"by itself"):
+        np.asarray(DeviceTensor.from_host(np.zeros(3)))
+
+
+def test_writing_another_type_is_refused() -> None:
+    tensor = DeviceTensor.from_host(np.zeros(4, np.float32))
+    for wrong in (np.zeros(4, np.float64), np.zeros((2, 2), np.float32), np.zeros(4, np.complex64)):
+        with pytest.raises(UsageError):
+            tensor.write(wrong)
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("version", [None, (1, 0)])
+def test_dlpack_keeps_type_shape_strides_and_address(dtype: DType, version: tuple[int, int] | None) -> None:
+    tensor = DeviceTensor.empty((4, 6), dtype).permute(1, 0)
+    described, release = dlpack.consume(tensor.__dlpack__(stream=-1, max_version=version))
+    assert described == dlpack.Description(tensor.pointer, dtype, (6, 4), (1, 6), (dlpack.CUDA, 0))
+    release()
+
+
+@pytest.mark.parametrize("consumed", [False, True])
+def test_dlpack_holds_memory_as_long_as_the_consumer(cu: Any, consumed: bool) -> None:
+    before = len(cu.memory)
+    capsule = DeviceTensor.empty((8,), "float32").__dlpack__(stream=-1)
+    release = dlpack.consume(capsule)[1] if consumed else None
+    gc.collect()
+    assert len(cu.memory) == before + 1
+    if release is not None:
+        del capsule
+        gc.collect()
+        assert len(cu.memory) == before + 1
+        release()
+    else:
+        del capsule
+    gc.collect()
+    assert len(cu.memory) == before
+
+
+def test_a_capsule_is_consumed_once() -> None:
+    capsule = DeviceTensor.empty((8,), "float32").__dlpack__(stream=-1)
+    dlpack.consume(capsule)[1]()
+    with pytest.raises(BufferError):
+        dlpack.consume(capsule)
+
+
+def test_numpy_reads_what_dlpack_writes() -> None:
+    array = np.arange(6, dtype=np.int32).reshape(2, 3)
+    described = dlpack.Description(array.ctypes.data, DType.INT32, (3, 2), (1, 3), (dlpack.CPU_DEVICE, 0))
+
+    class Producer:
+        def __dlpack__(self, *, max_version: Any = None, **_: Any) -> Any:
+            return dlpack.export(described, array, max_version)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return described.device
+
+    assert np.array_equal(np.from_dlpack(Producer()), array.T)
+
+
+def test_dlpack_reads_what_numpy_writes() -> None:
+    array = np.zeros((2, 3), np.bool_)[:, ::2]
+    described, release = dlpack.consume(array.__dlpack__())
+    assert (described.address, described.dtype, described.shape, described.strides) == (
+        array.ctypes.data, DType.BOOL, (2, 2), (3, 2),
+    )  # fmt: skip
+    release()
+
+
+class Foreign:
+    """Another library's tensor on the fake GPU: keeps DLPack or the array interface to itself on request."""
+
+    def __init__(self, tensor: DeviceTensor, ordinal: int = 0, kind: int = dlpack.CUDA) -> None:
+        self.tensor, self.device, self.streams = tensor, (kind, ordinal), []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, *, stream: int) -> Any:  # an old producer: no `max_version`
+        self.streams.append(stream)
+        return self.tensor.__dlpack__(stream=-1)
+
+
+def test_a_foreign_tensor_is_used_in_place_on_our_stream(gpu: CudaBackend) -> None:
+    tensor = DeviceTensor.from_host(np.arange(6, dtype=np.float16).reshape(2, 3))
+    foreign = Foreign(tensor)
+    assert gpu.describe(foreign) == tensor.operand
+    assert foreign.streams == [gpu.stream]
+
+
+def test_the_array_interface_goes_both_ways(gpu: CudaBackend, cu: Any) -> None:
+    tensor = DeviceTensor.empty((4, 6), "bfloat16").permute(1, 0)
+
+    class ByInterface:
+        __cuda_array_interface__ = tensor.__cuda_array_interface__ | {"stream": 4321}
+
+    assert gpu.describe(ByInterface()) == tensor.operand
+    assert ("cuEventRecord", "event", 4321) in cu.calls
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (np.zeros(3), "not in the memory of an NVIDIA GPU"),
+        ([1, 2], "is no GPU tensor"),
+        (
+            type(
+                "Odd", (), {"__cuda_array_interface__": {"typestr": "<c8", "shape": (2,), "data": (0, False)}}
+            )(),
+            "<c8",
+        ),
+    ],
+)
+def test_what_is_no_gpu_tensor_is_refused(gpu: CudaBackend, value: object, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        gpu.describe(value)
+
+
+def test_a_tensor_of_another_gpu_is_refused(gpu: CudaBackend) -> None:
+    with pytest.raises(UsageError, match="is on GPU 1"):
+        gpu.describe(Foreign(DeviceTensor.empty((1,), "int8"), ordinal=1))
+
+
+def test_the_programs_own_outputs_are_tensors(gpu: CudaBackend) -> None:
+    released: list[int] = []
+    address = gpu.allocate(16)
+    operand = Operand(address, DType.FLOAT32, (4,), (1,), gpu.device)
+    tensor = gpu.wrap(operand, lambda: released.append(1))
+    tensor.write(np.ones(4, np.float32))
+    assert np.array_equal(np.asarray(tensor.numpy()), np.ones(4))
+    del tensor
+    gc.collect()
+    assert released == [1]
