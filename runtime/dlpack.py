@@ -93,17 +93,21 @@ _alive: dict[int, tuple[Any, ...]] = {}
 """Structures that consumers hold, by address, with all that must live as long."""
 
 
-@_Deleter
 def _forget(address: int) -> None:
     _alive.pop(address, None)
 
 
-@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _drop_unused(capsule: int) -> None:
     """Destructor of a capsule that nobody consumed: a consumer would have renamed it."""
     for name in (_NAME, _NAME_VERSIONED):
         if _raw_valid(capsule, name):
             _alive.pop(_raw_pointer(capsule, name), None)
+
+
+_deleter = ctypes.cast(_kept := _Deleter(_forget), ctypes.c_void_p)
+_destructor = ctypes.cast(
+    _also_kept := ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_drop_unused), ctypes.c_void_p
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +140,15 @@ def export(description: Description, owner: object, max_version: tuple[int, int]
         ctypes.cast(strides, pointer),
         0,
     )
-    deleter = ctypes.cast(_forget, ctypes.c_void_p).value
     made: ctypes.Structure
     if max_version is not None and max_version[0] >= 1:
         flags = _READ_ONLY if description.is_read_only else 0
-        made, name = _Versioned(*_VERSION, None, deleter, flags, tensor), _NAME_VERSIONED
+        made, name = _Versioned(*_VERSION, None, _deleter.value, flags, tensor), _NAME_VERSIONED
     else:
-        made, name = _Managed(tensor, None, deleter), _NAME
+        made, name = _Managed(tensor, None, _deleter.value), _NAME
     address = ctypes.addressof(made)
     _alive[address] = (made, shape, strides, owner)
-    return _new(address, name, ctypes.cast(_drop_unused, ctypes.c_void_p))
+    return _new(address, name, _destructor)
 
 
 def consume(capsule: Any) -> tuple[Description, Callable[[], None]]:

@@ -204,7 +204,7 @@ class DeviceTensor:
         dense = self.contiguous()
         out: Array = np.empty(self.shape, numpy_dtype(self.dtype))
         if out.nbytes:
-            self._backend.download(dense.pointer, memoryview(out.reshape(-1)).cast("B"))
+            self._backend.download(dense.pointer, out.reshape(-1).data.cast("B"))
         return host_value(out, self.dtype)
 
     to_host = numpy
@@ -228,7 +228,7 @@ class DeviceTensor:
             return
         target = self if self.is_contiguous else DeviceTensor.empty(self.shape, kind, self._backend)
         data = np.ascontiguousarray(raw).reshape(-1)
-        self._backend.upload(target.pointer, memoryview(data).cast("B"))
+        self._backend.upload(target.pointer, data.data.cast("B"))
         if target is not self:
             self._backend.copy(target.operand, self.operand)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class CudaBackend:
         self._functions: dict[str, Any] = {}
         self._modules: list[Any] = []
         self._owner: CudaBackend | None = None
-        self._graphs: list[GraphOnStream] = []
+        self._graphs: weakref.WeakSet[GraphOnStream] = weakref.WeakSet()
         self._peers: dict[Device, CudaBackend] = {}
         self._libraries: dict[str, Any] = {}
         self._staging: Staging | None = None
@@ -104,7 +105,8 @@ class CudaBackend:
             return
         ask: Any = getattr(stream, "__cuda_stream__", None)
         if ask is not None:
-            stream = int((ask() if callable(ask) else ask)[1])
+            answer: Any = ask() if callable(ask) else ask
+            stream = int(answer[1])
         if not isinstance(stream, int):
             raise ExecutionError(
                 f"`{stream!r}` is no CUDA stream", hint="pass a handle or an object with `__cuda_stream__`"
@@ -377,7 +379,7 @@ class CudaBackend:
         finally:
             self._stream = original if is_callers else self._own_stream
         step = GraphOnStream(self, executable, nodes)
-        self._graphs.append(step)
+        self._graphs.add(step)
         check(self._cu.cuGraphUpload(executable, self._own_stream), "upload a CUDA graph")
         check(self._cu.cuStreamSynchronize(self._own_stream), "upload a CUDA graph")
         step.nbytes = max(free_before - self.memory_info()[0], 0)
@@ -416,7 +418,7 @@ class CudaBackend:
         # After a failed kernel every call here fails again with its error, reported when it happened.
         with contextlib.suppress(DevplanError):
             self.enter()
-        for step in self._graphs:
+        for step in list(self._graphs):
             with contextlib.suppress(DevplanError):
                 step.close()
         for library in self._libraries.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,11 @@ class GraphStep:
         if executable is not None:
             self._enter()
             check(self._cu.cuGraphExecDestroy(executable), "release a CUDA graph")
+
+    def __del__(self) -> None:
+        # Bindings that a cache gives up take their graphs along.
+        with contextlib.suppress(DevplanError):
+            self.close()
 
 
 def capture(cu: Any, stream: Any, steps: Sequence[Step], join: Callable[[bool], None]) -> tuple[Any, int]:

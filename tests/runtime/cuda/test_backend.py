@@ -223,14 +223,23 @@ def test_instantiation_errors_are_execution_errors(gpu: CudaBackend, cu: Any) ->
     assert "cuGraphDestroy" in cu.names()
 
 
+def test_a_graph_is_destroyed_with_its_step(gpu: CudaBackend, cu: Any) -> None:
+    step = gpu.capture([])
+    assert "cuGraphExecDestroy" not in cu.names()
+    del step
+    assert cu.names().count("cuGraphExecDestroy") == 1
+
+
 def test_closing_twice_releases_once(gpu: CudaBackend, cu: Any) -> None:
     gpu.load([add_kernel()])
     gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})
-    gpu.capture([])
+    replay = gpu.capture([])
     gpu.close()
     gpu.close()
     for name in ("cuModuleUnload", "cuGraphExecDestroy", "cuStreamDestroy", "cuDevicePrimaryCtxRelease"):
         assert cu.names().count(name) == 1
+    with pytest.raises(ExecutionError, match="released"):
+        replay()
 
 
 def test_a_fork_shares_code_and_not_the_stream(gpu: CudaBackend, cu: Any) -> None:
