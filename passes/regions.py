@@ -112,7 +112,8 @@ class _Groups:
         self._members: dict[int, list[str]] = {}
         self._by_level(members)
         self._join()
-        self._sink_views()
+        while self._sink_views():
+            self._join()
 
     def _by_level(self, members: list[str]) -> None:
         """Cut by the number of device changes on the way: such groups are convex and acyclic."""
@@ -166,30 +167,33 @@ class _Groups:
                     return left, right
         return None
 
-    def _sink_views(self) -> None:
-        """Move a view that only one later region reads into that region: only the window moves."""
+    def _sink_views(self) -> bool:
+        """Move views that only one later region reads into that region: only the windows move."""
         readers: dict[str, list[str]] = {name: [] for name in self._order}
         for name in self._order:
             for operand in self._nodes[name].operands:
                 readers[operand].append(name)
+        moved = False
         for name in reversed(self._order):
             node = self._nodes[name]
-            if (
-                name not in self.group_of
-                or node.kind is not NodeKind.CALL
-                or not node.is_view
-                or not readers[name]
-            ):
+            if node.kind is not NodeKind.CALL or not node.is_view or node.type is None:
                 continue
             targets = {self.group_of.get(reader, -1) for reader in readers[name]}
-            if len(targets) == 1 and -1 not in targets and node.type is not None:
-                (target,) = targets
-                if target != self.group_of[name] and len(self._members[self.group_of[name]]) > 1:
-                    self._members[self.group_of[name]].remove(name)
-                    self.group_of[name] = target
-                    self._members[target] = sorted(
-                        [*self._members[target], name], key=self._position.__getitem__
-                    )
+            if any(self._nodes[reader].device != node.device for reader in readers[name]):
+                continue  # no bytes, so it may be read anywhere
+            if len(targets) == 1 and not targets & {-1, self.group_of[name]}:
+                self._move(name, targets.pop())
+                moved = True
+        return moved
+
+    def _move(self, name: str, target: int) -> None:
+        source = self.group_of[name]
+        self.group_of[name] = target
+        self._members[source].remove(name)
+        self._members[target].append(name)
+        self._members[target].sort(key=self._position.__getitem__)
+        if not self._members[source]:
+            del self._members[source]
 
     def units(self) -> list[list[str]]:
         """Regions and single nodes in an order that executes, as close to the given order as that allows."""
