@@ -37,15 +37,22 @@ def attention(
     if is_causal:
         rows, columns = query.size(-2), key.size(-2)
         allowed = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril()
-        scores = scores.masked_fill(~allowed, -math.inf)
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -math.inf)
-        else:
-            scores = scores + attn_mask
-    return torch.matmul(torch.softmax(scores, -1).to(value.dtype), value)
+        scores = torch.where(allowed, scores, -math.inf)
+    if attn_mask is None:
+        weights = torch.softmax(scores, -1)
+    else:
+        is_boolean = attn_mask.dtype == torch.bool
+        scores = torch.where(attn_mask, scores, -math.inf) if is_boolean else scores + attn_mask
+        weights = aten._safe_softmax(scores, -1)  # a row that may see nothing gives zeros, as in eager
+    return torch.matmul(weights.to(value.dtype), value)
 
 
-def table() -> dict[Any, Callable[..., Any]]:
-    """Operator -> decomposition, for tracing a region on the target."""
-    return {aten.scaled_dot_product_attention.default: attention}
+def replacements() -> dict[Any, Callable[..., Any]]:
+    """Operator -> what runs in its place when a region is traced on the target.
+
+    A view becomes a reshape: layouts can differ from eager's there (attention's result does).
+    """
+    return {
+        aten.scaled_dot_product_attention.default: attention,
+        aten.view.default: aten.reshape.default,
+    }

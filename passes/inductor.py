@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -202,7 +202,6 @@ def trace_on_target(
     graph: torch.fx.GraphModule,
     inputs: Sequence[Any],
     shape_env: Any,
-    decompositions: dict[Any, Callable[..., Any]],
 ) -> tuple[torch.fx.GraphModule, FakeTensorMode]:
     """Trace a graph again on fake CUDA tensors, decomposed the way Inductor likes it.
 
@@ -211,11 +210,10 @@ def trace_on_target(
     """
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
     fakes = [on_target(mode, value) for value in inputs]
-    table = {**select_decomp_table(), **decompositions}
     with mode, torch.no_grad(), preserve_node_meta():
         traced = make_fx(
             lambda *args: torch.fx.Interpreter(graph).run(*args),
-            decomposition_table=table,
+            decomposition_table=select_decomp_table(),
             tracing_mode="real",
         )(*fakes)
     return traced, mode
@@ -484,7 +482,10 @@ def kernel_spec(name: str, body: str) -> KernelSpec:
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         grid=tuple(_inline(str(g), prefix) for g in (grid.x_grid, grid.y_grid, grid.z_grid)),  # pyright: ignore
-        extras=tuple(inductor_meta.get("extra_launcher_args", ())),
+        call_names=(
+            *(n for n in names if n not in config.kwargs),
+            *inductor_meta.get("extra_launcher_args", ()),
+        ),
         mutated=tuple(mutated),
     )
 

@@ -14,7 +14,7 @@ from ..runtime.program import CPU, Copy, CopyKind, Device, Method, Port, Region,
 from .builder import MethodBuilder, contiguous_strides, is_dense, product, scaled
 from .compile_kernels import canonical
 from .contents import Contents, dense_strides
-from .decompositions import table
+from .decompositions import replacements
 from .exported import ExportedMethod
 from .lower_host import HostLowering
 from .lower_region import TapeLowering, local_copy
@@ -185,7 +185,7 @@ class _MethodLowering:
         inside = {node.name for node in nodes}
         outer = {o for n in nodes for o in n.operands if o not in inside} | {t for t, _ in updates}
         examples: dict[str, Any] = {name: self._example(self._nodes[name]) for name in outer}
-        graph = extract(self._exported, nodes, wanted, updates, device, examples)
+        graph = extract(self._exported, nodes, wanted, updates, device, examples, replacements() if device.type == "cuda" else {})
         return graph, [self._builder.values[self._value_of[name]] for name in graph.inputs]
 
     def _host_region(
@@ -208,7 +208,7 @@ class _MethodLowering:
         graph, inputs = self._extract(nodes, wanted, updates, torch.device("cuda", 0))
         shape_env = next((t.fake_mode.shape_env for t in graph.examples if hasattr(t, "fake_mode")), None)
         with inductor.described_target(self._target):
-            traced, mode = inductor.trace_on_target(graph.module, graph.examples, shape_env, table())
+            traced, mode = inductor.trace_on_target(graph.module, graph.examples, shape_env)
             self._lay_out_weights(inductor.channels_last_weights(traced), traced, graph)
             inputs = [self._builder.values[value.name] for value in inputs]
             fakes = [self._fake(mode, e, v) for e, v in zip_longest(graph.examples, inputs)]

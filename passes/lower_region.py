@@ -113,7 +113,7 @@ class TapeLowering:
     def _launch(self, step: KernelCall) -> None:
         spec = self.kernels[step.kernel]
         parameters = [name for name, _ in spec.parameters]
-        given = dict(zip([*parameters, *spec.extras], step.arguments, strict=True))
+        given = dict(zip(spec.call_names, step.arguments, strict=True))
         sizes = {k: v for k, v in given.items() if not isinstance(v, str | float)}
         blocks = {k: v for k, v in spec.constants if isinstance(v, int)}
         grid = tuple(substitute(text, {**blocks, **sizes}) for text in spec.grid)

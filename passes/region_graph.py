@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +31,15 @@ def extract(
     updates: Sequence[tuple[str, str]],
     device: torch.device,
     examples: Mapping[str, Any],
+    replacements: Mapping[Any, Callable[..., Any]],
 ) -> RegionGraph:
     """Copy the nodes of a region out of the method's graph.
 
     ``outputs`` are nodes of the region to return; ``updates`` (target, source) end as ``copy_`` into the
     target, which is an input. ``examples`` give the fake tensor of every input node. Factories are
-    retargeted to ``device``.
+    retargeted to ``device``, and operators in ``replacements`` become calls of those functions.
     """
-    maker = _Extraction(method, nodes, device)
+    maker = _Extraction(method, device, replacements)
     inputs = _inputs(nodes, updates)
     values = [maker.placeholder(name, examples[name]) for name in inputs]
     for node in nodes:
@@ -57,7 +58,10 @@ def _inputs(nodes: Sequence[Node], updates: Sequence[tuple[str, str]]) -> tuple[
 
 
 class _Extraction:
-    def __init__(self, method: ExportedMethod, nodes: Sequence[Node], device: torch.device) -> None:
+    def __init__(
+        self, method: ExportedMethod, device: torch.device, replacements: Mapping[Any, Callable[..., Any]]
+    ) -> None:
+        self._replacements = replacements
         self.graph = torch.fx.Graph()
         self.env: dict[str, torch.fx.Node] = {}
         self.symbol_values: list[Any] = []
@@ -91,6 +95,7 @@ class _Extraction:
             return self._symbol(argument)
 
         made = self.graph.node_copy(original, mapped)
+        made.target = self._replacements.get(made.target, made.target)
         if "device" in made.kwargs and made.kwargs["device"] is not None:
             made.kwargs = {**made.kwargs, "device": self._device}
         made.args = tuple(self._device if isinstance(a, torch.device) else a for a in made.args)

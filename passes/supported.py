@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..runtime.program import Device
-from .decompositions import table
+from .decompositions import replacements
 from .library_calls import has_library_call
 
 
@@ -22,7 +22,7 @@ def _on_cuda(operator: str) -> str | None:
     overload = resolve(operator)
     if overload is None:
         return None  # higher-order operators are judged by their bodies
-    if overload in table() or has_library_call(operator):
+    if overload in replacements() or has_library_call(operator):
         return None
     from .inductor import has_cuda_lowering
 

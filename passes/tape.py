@@ -42,8 +42,8 @@ class KernelSpec:
     num_warps: int
     num_stages: int
     grid: tuple[str, str, str]
-    extras: tuple[str, ...] = ()
-    """Names of launch arguments that only the grid reads."""
+    call_names: tuple[str, ...]
+    """What a call gives, in order: parameters, some that were burnt in, and what only the grid reads."""
     mutated: tuple[str, ...] = ()
     """Parameters whose buffer is read as well as written."""
 
@@ -68,7 +68,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """Launch ``kernel``; ``arguments`` follow its parameters, then its extras."""
+    """Launch ``kernel``; ``arguments`` follow its ``call_names``."""
 
     kernel: str
     arguments: tuple[str | Size | float, ...]
