@@ -7,14 +7,13 @@ the plan itself are in `verify_plan.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from ..errors import ArtifactError
 from ..expr import Expr, Size, evaluate
 from ..library import FUNCTIONS
 from ..program import (
     CPU,
-    Argument,
     Constant,
     Copy,
     CopyKind,
@@ -29,11 +28,11 @@ from ..program import (
     PlannedProgram,
     Port,
     Program,
-    Ref,
     Role,
     Storage,
     Value,
 )
+from .operands import operands
 from .verify_plan import verify_plan
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -243,7 +242,7 @@ class _Checker:
 
     def _instruction(self, index: int, item: Instruction) -> None:
         at = f"instruction {index}"
-        for name in (*item.reads, *item.writes, *_references(item)):
+        for name in operands(item):
             if name not in self.values:
                 raise self.fail(f"{at} uses `{name}`", "there is no such value")
         if not -1 <= item.region < len(self.method.regions):
@@ -285,7 +284,7 @@ class _Checker:
         if not item.writes:
             raise self.fail(f"{at} writes nothing")
         home = self.device(item.writes[0])
-        for name in (*item.reads, *item.writes, *_references(item)):
+        for name in operands(item):
             if self.device(name) != home:
                 raise self.fail(f"{at} runs on {home}", f"`{name}` is on {self.device(name)}")
 
@@ -309,24 +308,3 @@ class _Checker:
         first, second = self.values[item.source], self.values[item.destination]
         if first.dtype != second.dtype or len(first.shape) != len(second.shape):
             raise self.fail(f"{at} copies `{first.name}` to `{second.name}`", "their types differ")
-
-
-def _references(item: Instruction) -> Iterator[str]:
-    """Values that are named in arguments, or as workspace."""
-    match item:
-        case Launch() | HostCall():
-            yield from _in_arguments(item.arguments)
-        case LibraryCall():
-            yield from _in_arguments(tuple(value for _, value in item.attributes))
-            if item.workspace:
-                yield item.workspace
-        case _:
-            pass
-
-
-def _in_arguments(items: tuple[Argument, ...]) -> Iterator[str]:
-    for item in items:
-        if isinstance(item, Ref):
-            yield item.name
-        elif isinstance(item, tuple):
-            yield from _in_arguments(item)

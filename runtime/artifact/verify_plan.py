@@ -6,7 +6,8 @@ import bisect
 from collections.abc import Mapping, Sequence
 
 from ..errors import ArtifactError
-from ..program import Allocation, Arena, Device, Method, MethodPlan, PlannedProgram, Role
+from ..program import Allocation, Device, Method, MethodPlan, PlannedProgram, Role
+from .operands import operands
 
 
 def verify_plan(planned: PlannedProgram) -> None:
@@ -19,9 +20,11 @@ def verify_plan(planned: PlannedProgram) -> None:
     if plan.is_static and len(planned_names) != len(names):
         raise ArtifactError("a method has no plan", why=f"planned are {planned_names} of {names}")
     devices: dict[int, Device] = {}
+    homes: dict[str, tuple[int, int]] = {}
     for item in plan.methods:
         _verify_arenas(item, devices)
         _Checker(program.method(item.method), item).run(plan.is_static)
+        _verify_state(program.method(item.method), item, homes)
 
 
 def _verify_arenas(plan: MethodPlan, devices: dict[int, Device]) -> None:
@@ -41,6 +44,18 @@ def _verify_arenas(plan: MethodPlan, devices: dict[int, Device]) -> None:
             )
         if not 0 <= arena.nbytes < 2**62:
             raise ArtifactError(f"arena {arena.memory_id} of method `{plan.method}` has {arena.nbytes} bytes")
+
+
+def _verify_state(method: Method, plan: MethodPlan, homes: dict[str, tuple[int, int]]) -> None:
+    """State is at one address in all methods."""
+    places = {item.storage: (item.memory_id, item.offset) for item in plan.allocations}
+    for storage in method.storages:
+        place = places.get(storage.name)
+        if storage.role is Role.STATE and place and homes.setdefault(storage.content, place) != place:
+            raise ArtifactError(
+                f"state `{storage.content}` is at {place} in method `{method.name}`",
+                why=f"in another method it is at {homes[storage.content]}",
+            )
 
 
 class _Checker:
@@ -63,6 +78,7 @@ class _Checker:
         if is_static and missing:
             raise self.fail(f"storage `{missing[0]}` has no place")
         live = self._live_ranges()
+        self._coverage(live)
         for memory_id in self.arenas:
             self._overlaps([item for item in self.plan.allocations if item.memory_id == memory_id], live)
 
@@ -109,6 +125,17 @@ class _Checker:
             live[item.storage] = (item.begin, item.end)
         return live
 
+    def _coverage(self, live: Mapping[str, tuple[int, int]]) -> None:
+        """What an instruction touches must be live then, or the overlaps would be checked in vain."""
+        storages = {value.name: value.storage for value in self.method.values}
+        for index, item in enumerate(self.method.instructions):
+            for name in operands(item):
+                begin, end = live.get(storages[name], (index, index + 1))
+                if not begin <= index < end:
+                    raise self.fail(
+                        f"instruction {index} uses `{name}`", f"its storage is live in [{begin}, {end})"
+                    )
+
     def _overlaps(self, allocations: Sequence[Allocation], live: Mapping[str, tuple[int, int]]) -> None:
         """Sweep over time, the places in use kept sorted by offset: a newcomer may not meet its neighbours.
 
@@ -130,9 +157,3 @@ class _Checker:
                 if other[0] < place[1] and place[0] < other[1]:
                     raise self.fail(f"storages `{other[2]}` and `{item.storage}` overlap while both are live")
             used.insert(at, place)
-
-
-def arena_use(arena: Arena, plan: MethodPlan) -> int:
-    """Bytes of the arena that some allocation covers, from its start to the last one's end."""
-    ends = [item.offset + item.nbytes for item in plan.allocations if item.memory_id == arena.memory_id]
-    return max(ends, default=0)

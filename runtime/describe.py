@@ -1,0 +1,239 @@
+"""What is inside an artifact, as the JSON document that `inspect --json` prints.
+
+The shape of the document is a contract; `artifact/inspect.schema.json` states it for validators. Sizes are
+bytes, at the declared bound of every dynamic dimension; instruction indices are inclusive.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .artifact.reader import Artifact
+from .expr import Size, evaluate
+from .program import (
+    Allocation,
+    Arena,
+    Copy,
+    CopyKind,
+    HostCall,
+    Launch,
+    LibraryCall,
+    LiveRange,
+    Method,
+    MethodPlan,
+    Port,
+    Program,
+    Role,
+    Storage,
+    Value,
+)
+
+SCHEMA = 1
+Document = dict[str, Any]
+LOCATIONS = ("embed", "external", "reference")
+
+
+def describe(artifact: Artifact, *, sha256: bool = True) -> Document:
+    """The whole document.
+
+    Args:
+        artifact: a file that was read.
+        sha256: whether to read all of the file for its digest (1 GB takes about half a second); else null.
+    """
+    program, plan = artifact.planned.program, artifact.planned.plan
+    plans = {item.method: item for item in plan.methods}
+    return {
+        "schema": SCHEMA,
+        "file": {
+            "bytes": artifact.nbytes,
+            "format": artifact.format,
+            "sha256": artifact.sha256 if sha256 else None,
+        },
+        "devplan": artifact.producer,
+        "architectures": list(program.architectures),
+        "constants": _constants(program, artifact.blobs[0].location if artifact.blobs else 0),
+        "state": _state(program),
+        "methods": [describe_method(method, plans.get(method.name)) for method in program.methods],
+    }
+
+
+def _constants(program: Program, location: int) -> Document:
+    unique = {constant.digest: constant.nbytes for constant in program.constants}
+    return {
+        "count": len(program.constants),
+        "bytes": sum(constant.nbytes for constant in program.constants),
+        "unique_bytes": sum(unique.values()),
+        "location": LOCATIONS[location],
+    }
+
+
+def _state(program: Program) -> list[Document]:
+    users: dict[str, list[str]] = {}
+    for method in program.methods:
+        for name in dict.fromkeys(item.content for item in method.storages if item.role is Role.STATE):
+            users.setdefault(name, []).append(method.name)
+    return [
+        {
+            "name": state.name,
+            "dtype": str(state.dtype),
+            "shape": list(state.shape),
+            "bytes": state.nbytes,
+            "device": str(state.device),
+            "methods": users.get(state.name, []),
+        }
+        for state in program.state
+    ]
+
+
+def describe_method(method: Method, plan: MethodPlan | None) -> Document:
+    """One element of ``methods``."""
+    view = _View(method)
+    return {
+        "name": method.name,
+        "inputs": [view.port(port) for port in method.inputs],
+        "outputs": [view.port(port) | {"aliases": _aliases(port)} for port in method.outputs],
+        "symbols": [
+            {
+                "name": symbol.name,
+                "lower": symbol.lower,
+                "upper": symbol.upper,
+                "input": symbol.input,
+                "dimension": symbol.dimension,
+            }
+            for symbol in method.symbols
+        ],
+        "copies": view.copies(),
+        "arenas": [_arena(arena, plan, view.storages) for arena in plan.arenas] if plan else [],
+        "regions": _regions(method),
+        "kernels": _kernels(method),
+        "notes": list(method.notes),
+    }
+
+
+class _View:
+    """A method with its names resolved."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.storages = {storage.name: storage for storage in method.storages}
+        self.values = {value.name: value for value in method.values}
+        self.bounds = {symbol.name: symbol.upper for symbol in method.symbols}
+
+    def port(self, port: Port) -> Document:
+        if not port.value:
+            literal = (
+                port.literal
+                if isinstance(port.literal, int | float | bool | str | None)
+                else str(port.literal)
+            )
+            return {
+                "name": port.name, "dtype": type(literal).__name__, "shape": [], "max_shape": [],
+                "device": "cpu", "bytes": 0, "literal": literal,
+            }  # fmt: skip
+        value = self.values[port.value]
+        return {
+            "name": port.name,
+            "dtype": str(value.dtype),
+            "shape": [size if isinstance(size, int) else str(size) for size in value.shape],
+            "max_shape": [evaluate(size, self.bounds) for size in value.shape],
+            "device": str(self.storages[value.storage].device),
+            "bytes": self.nbytes(value),
+        }
+
+    def nbytes(self, value: Value) -> int:
+        """Bytes of the elements, without gaps between them."""
+        return numel(value.shape, self.bounds) * value.dtype.itemsize
+
+    def copies(self) -> list[Document]:
+        """The ledger: every transfer between devices, in execution order."""
+        names = {port.value: port.name for port in (*self.method.outputs, *self.method.inputs) if port.value}
+        ledger: list[Document] = []
+        for index, item in enumerate(self.method.instructions):
+            if not isinstance(item, Copy) or item.kind is CopyKind.LOCAL:
+                continue
+            source, destination = self.values[item.source], self.values[item.destination]
+            ledger.append(
+                {
+                    "kind": item.kind.value,
+                    "tensor": names.get(item.source) or names.get(item.destination) or item.source,
+                    "bytes": self.nbytes(source),
+                    "from": str(self.storages[source.storage].device),
+                    "to": str(self.storages[destination.storage].device),
+                    "reason": item.reason,
+                    "instruction": index,
+                }
+            )
+        return ledger
+
+
+def numel(shape: Sequence[Size], bounds: Mapping[str, int]) -> int:
+    """Elements of a shape, its symbols at the given values."""
+    product = 1
+    for size in shape:
+        product *= evaluate(size, bounds)
+    return product
+
+
+def _aliases(port: Port) -> Document | None:
+    return {port.aliases[0]: port.aliases[1]} if port.aliases else None
+
+
+def _arena(arena: Arena, plan: MethodPlan, storages: Mapping[str, Storage]) -> Document:
+    ranges = {item.storage: item for item in plan.live_ranges}
+    mine = [item for item in plan.allocations if item.memory_id == arena.memory_id]
+    return {
+        "device": str(arena.device),
+        "memory_id": arena.memory_id,
+        "kind": arena.kind,
+        "planned_bytes": arena.nbytes,
+        "lower_bound_bytes": arena.lower_bound,
+        "sum_bytes": arena.sum_nbytes,
+        "algorithm": arena.algorithm,
+        "allocations": [_allocation(item, ranges.get(item.storage), storages[item.storage]) for item in mine],
+    }
+
+
+def _allocation(item: Allocation, live: LiveRange | None, storage: Storage) -> Document:
+    """``first`` and ``last`` are null for a storage that nothing touches."""
+    is_live = live is not None and live.begin < live.end
+    return {
+        "name": item.storage,
+        "offset": item.offset,
+        "bytes": item.nbytes,
+        "first": live.begin if live and is_live else None,
+        "last": live.end - 1 if live and is_live else None,
+        "role": storage.role.value,
+    }
+
+
+def _regions(method: Method) -> list[Document]:
+    launches = Counter(
+        item.region for item in method.instructions if isinstance(item, Launch | LibraryCall | HostCall)
+    )
+    return [
+        {
+            "device": str(region.device),
+            "backend": region.backend,
+            "operators": region.operators,
+            "launches": launches[index],
+        }
+        for index, region in enumerate(method.regions)
+    ]
+
+
+def _kernels(method: Method) -> Document:
+    """How many calls of each kind one execution lists. ``torch``: host calls that run through torch."""
+    counts = {"generated": 0, "library": 0, "host": 0, "torch": 0}
+    for item in method.instructions:
+        match item:
+            case Launch():
+                counts["generated"] += 1
+            case LibraryCall():
+                counts["library"] += 1
+            case HostCall():
+                counts["torch" if item.target.startswith("aten::") else "host"] += 1
+            case _:
+                pass
+    return counts
