@@ -21,8 +21,8 @@ from .placed import PlacedGraph
 from .regions import assign_regions
 from .source import ModelSource
 from .supported import supports
-from .targets import lowest
 from .tape import KernelSpec
+from .targets import lowest
 from .verify_placement import verify
 
 
@@ -64,9 +64,7 @@ def export(source: ModelSource, options: ExportOptions, progress: Progress = sil
     return ExportResult(planned, _readers(planned.program, contents), tuple(placed), clock.seconds)
 
 
-def _export_methods(
-    source: ModelSource, options: ExportOptions, progress: Progress
-) -> list[ExportedMethod]:
+def _export_methods(source: ModelSource, options: ExportOptions, progress: Progress) -> list[ExportedMethod]:
     methods: list[ExportedMethod] = []
     for index, method in enumerate(cast_methods(source.methods, options.dtype)):
         progress("export", index / len(source.methods), method.name)
@@ -112,7 +110,9 @@ def _lower(
         def report(done: int, total: int, index: int = index, name: str = method.name) -> None:
             progress("lower", (index + done / max(total, 1)) / len(methods), name)
 
-        lowered.append(lower_method(method, graph, contents, target, allow_tf32=options.allow_tf32, report=report))
+        lowered.append(
+            lower_method(method, graph, contents, target, allow_tf32=options.allow_tf32, report=report)
+        )
     return lowered
 
 
@@ -130,9 +130,7 @@ def assemble(
     methods: Sequence[Method], contents: Contents, kernels: Sequence[Kernel], architectures: Sequence[str]
 ) -> Program:
     """Methods, what they hold, and their kernels as one program."""
-    held = [
-        (m.name, s) for m in methods for s in m.storages if s.role in (Role.CONSTANT, Role.STATE)
-    ]
+    held = [(m.name, s) for m in methods for s in m.storages if s.role in (Role.CONSTANT, Role.STATE)]
     constants, state, names = declare(contents, held)
     renamed = tuple(_with_contents(method, names) for method in methods)
     return Program(renamed, constants, state, tuple(kernels), tuple(architectures) if kernels else ())

@@ -208,7 +208,11 @@ def _input_names(method: MethodSource, exported: torch.export.ExportedProgram) -
     for key, child in zip(kwargs_spec.context or (), _children(kwargs_spec), strict=True):
         names += _leaf_names(child, str(key))
     if method.exported is not None:
-        names = [spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
+        names = [
+            spec.arg.name
+            for spec in exported.graph_signature.input_specs
+            if spec.kind == InputKind.USER_INPUT
+        ]
     return names
 
 
@@ -253,7 +257,9 @@ def _outputs(
             else:
                 outputs.append(OutputSpec(name, "", literal=value))
         else:
-            raise UnsupportedOperatorError(f"output of kind {spec.kind.name.lower()} has no place in an artifact")
+            raise UnsupportedOperatorError(
+                f"output of kind {spec.kind.name.lower()} has no place in an artifact"
+            )
     return tuple(outputs), tuple(updates), frozenset(state)
 
 
@@ -327,9 +333,7 @@ def _is_tensor_node(node: torch.fx.Node) -> bool:
     return isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
 
 
-def _placeholder(
-    method: ExportedMethod, node: torch.fx.Node, inputs: Mapping[str, InputSpec]
-) -> Node | None:
+def _placeholder(method: ExportedMethod, node: torch.fx.Node, inputs: Mapping[str, InputSpec]) -> Node | None:
     kind = tensor_type(node.meta.get("val"))
     if node.name in method.contents:
         content = method.contents[node.name]
@@ -365,4 +369,3 @@ def _stays_in_place(node: torch.fx.Node) -> bool:
     if str(node.target).startswith(("aten.reshape", "aten.flatten")):
         return bool(base.is_contiguous())
     return True
-

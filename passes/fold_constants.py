@@ -117,6 +117,11 @@ def _drop_unused(method: ExportedMethod) -> None:
     """Contents that nothing reads any more need not be in the artifact."""
     kept = {t for t, _ in method.updates}
     for node in list(method.graph.graph.nodes):
-        if node.op == "placeholder" and node.name in method.contents and not node.users and node.name not in kept:
+        if (
+            node.op == "placeholder"
+            and node.name in method.contents
+            and not node.users
+            and node.name not in kept
+        ):
             del method.contents[node.name]
             method.graph.graph.erase_node(node)

@@ -72,7 +72,7 @@ def _properties(target: Target) -> Any:
     """The device properties that Inductor and Triton ask for."""
 
     class Properties:
-        name, gcnArchName = target.part, ""  # noqa: N815 (torch's spelling)
+        name, gcnArchName = target.part, ""
         major, minor = divmod(target.capability, 10)
         multi_processor_count = target.multiprocessors
         total_memory = target.memory_nbytes
@@ -141,9 +141,7 @@ def _convolution_format(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> 
     wanted = formats.get(weight.dim())
     if wanted is None:
         return torch.contiguous_format
-    channels_last = any(
-        not t.is_contiguous() and t.is_contiguous(memory_format=wanted) for t in (x, weight)
-    )
+    channels_last = any(not t.is_contiguous() and t.is_contiguous(memory_format=wanted) for t in (x, weight))
     return wanted if channels_last else torch.contiguous_format
 
 
@@ -234,7 +232,9 @@ def channels_last_weights(traced: torch.fx.GraphModule) -> list[str]:
     if not GraphLowering.decide_layout_opt(traced, is_inference=True):
         return []
     convolutions = [n for n in traced.graph.nodes if n.target is torch.ops.aten.convolution.default]
-    weights = [n.args[1] for n in convolutions if n.args[1].op == "placeholder" and n.args[1].meta["val"].dim() == 4]
+    weights = [
+        n.args[1] for n in convolutions if n.args[1].op == "placeholder" and n.args[1].meta["val"].dim() == 4
+    ]
     return [w.name for w in weights if all(user in convolutions for user in w.users)]
 
 
@@ -397,7 +397,9 @@ class _Reader:
             given = given.inner_expr
         if isinstance(given, sympy.Expr):
             given = given.xreplace({sympy.Symbol(k): v for k, v in self._computed.items()})
-            given = given.xreplace({s: self._computed[str(s)] for s in given.free_symbols if str(s) in self._computed})
+            given = given.xreplace(
+                {s: self._computed[str(s)] for s in given.free_symbols if str(s) in self._computed}
+            )
         return to_size(given)
 
     def _read_ExternKernelOutLine(self, line: lines.ExternKernelOutLine, origin: SourceLocation) -> None:
@@ -471,7 +473,9 @@ def kernel_spec(name: str, body: str) -> KernelSpec:
     runtime = [n for n in names if n not in constants and signature[n] != "constexpr"]
     grid = GridExpr.from_meta(inductor_meta, config)
     prefix = _grid_prefix(grid.prefix)
-    divisible = [names[key[0]] for key, attrs in meta["configs"][0].items() if ["tt.divisibility", 16] in attrs]
+    divisible = [
+        names[key[0]] for key, attrs in meta["configs"][0].items() if ["tt.divisibility", 16] in attrs
+    ]
     mutated = [n for n in inductor_meta.get("mutated_arg_names", ()) if n in runtime]
     return KernelSpec(
         name=name,

@@ -21,9 +21,14 @@ class Signature:
     outputs: tuple[str, ...]
 
 
+def public_name(node: Node) -> str:
+    """What callers call an input: its name in the program, where that is not the node's."""
+    return node.content or node.name
+
+
 def signature(graph: PlacedGraph) -> Signature:
     """The tensor inputs and outputs of a method by name."""
-    inputs = tuple(n.name for n in graph.nodes if n.kind is NodeKind.INPUT and n.type is not None)
+    inputs = tuple(public_name(n) for n in graph.nodes if n.kind is NodeKind.INPUT and n.type is not None)
     return Signature(inputs, tuple(output.name for output in graph.outputs))
 
 
@@ -98,7 +103,7 @@ def resolve_io(graph: PlacedGraph, rules: Sequence[IoRule], *, default: Device =
 def _place_input(
     node: Node, rules: Sequence[IoRule], method: str, readers: Sequence[Use], default: Device
 ) -> Node:
-    if not wants_device(rules, "h2d", method, node.name):
+    if not wants_device(rules, "h2d", method, public_name(node)):
         return node.on(CPU, "the caller keeps it on the host")
     if not readers:
         return node.on(default, "the caller keeps it on the device; no operator reads it")

@@ -160,7 +160,7 @@ def _described(source: Node, graph: PlacedGraph) -> str:
     trees = ViewTrees(graph.nodes)
     root = trees.nodes[trees.root(source.name)]
     if root.kind is NodeKind.INPUT:
-        return f"input `{root.name}`"
+        return f"input `{root.content or root.name}`"
     if root.kind is NodeKind.STATE:
         return f"state `{root.content or root.name}`"
     where = f" of region {source.region}" if source.region >= 0 else ""
@@ -169,7 +169,10 @@ def _described(source: Node, graph: PlacedGraph) -> str:
 
 def _label(copy: Node, graph: PlacedGraph) -> str:
     """The name a person knows: an output's, where the copy is one; else what is copied."""
-    return next((output.name for output in graph.outputs if output.node == copy.name), copy.operands[0])
+    source = next(node for node in graph.nodes if node.name == copy.operands[0])
+    return next(
+        (output.name for output in graph.outputs if output.node == copy.name), source.content or source.name
+    )
 
 
 def explain(graph: PlacedGraph) -> tuple[str, ...]:

@@ -111,7 +111,9 @@ def _mm_plus_mm(extern: ExternCall, allow_tf32: bool) -> list[Call]:
 
 
 def _convolution(extern: ExternCall, allow_tf32: bool) -> list[Call]:
-    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = _convolution_operands(extern)
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = _convolution_operands(
+        extern
+    )
     assert extern.out is not None
     attributes: dict[str, Argument] = {
         "stride": _numbers(stride),
@@ -130,7 +132,17 @@ def _convolution(extern: ExternCall, allow_tf32: bool) -> list[Call]:
 
 def _convolution_operands(extern: ExternCall) -> list[Any]:
     """The nine operands of ``aten.convolution``, given by position or by keyword."""
-    names = ("input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    names = (
+        "input",
+        "weight",
+        "bias",
+        "stride",
+        "padding",
+        "dilation",
+        "transposed",
+        "output_padding",
+        "groups",
+    )
     tensors = [o for o in extern.operands if isinstance(o, Window)]
     literals = [o for o in extern.operands if not isinstance(o, Window)]
     found: dict[str, Any] = dict(zip(names, tensors, strict=False))

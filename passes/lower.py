@@ -174,13 +174,19 @@ class _MethodLowering:
         last = max(self._order[node.name] for node in nodes)
         found: list[tuple[str, str]] = []
         for target, source in self._placed.updates:
-            later = [r for r in self._readers.get(target, ()) if r and r not in inside and self._order[r] > last]
+            later = [
+                r for r in self._readers.get(target, ()) if r and r not in inside and self._order[r] > last
+            ]
             if source in inside and _device(self._nodes[target]) == device and not later:
                 found.append((target, source))
         return found
 
     def _extract(
-        self, nodes: Sequence[Node], wanted: Sequence[str], updates: Sequence[tuple[str, str]], device: torch.device
+        self,
+        nodes: Sequence[Node],
+        wanted: Sequence[str],
+        updates: Sequence[tuple[str, str]],
+        device: torch.device,
     ) -> tuple[RegionGraph, list[Value]]:
         inside = {node.name for node in nodes}
         outer = {o for n in nodes for o in n.operands if o not in inside} | {t for t, _ in updates}
@@ -228,7 +234,9 @@ class _MethodLowering:
             return inductor.on_target(mode, example)
         return inductor.on_target(mode, example, [int(str(s)) for s in value.strides])
 
-    def _lay_out_weights(self, names: Sequence[str], traced: torch.fx.GraphModule, graph: RegionGraph) -> None:
+    def _lay_out_weights(
+        self, names: Sequence[str], traced: torch.fx.GraphModule, graph: RegionGraph
+    ) -> None:
         """Store weights channels-last that would otherwise be transposed in every call."""
         placeholders = [n.name for n in traced.graph.nodes if n.op == "placeholder"]
         nodes = dict(zip(placeholders, graph.inputs, strict=False))
@@ -246,7 +254,12 @@ class _MethodLowering:
             if not isinstance(value.offset, int) or value.offset % 16:
                 device = self._builder.storages[value.storage].device
                 made = local_copy(
-                    self._builder, value.name, f"{value.name}_aligned", device, -1, "kernels read from aligned addresses"
+                    self._builder,
+                    value.name,
+                    f"{value.name}_aligned",
+                    device,
+                    -1,
+                    "kernels read from aligned addresses",
                 )
                 self._value_of[name] = made.name
 

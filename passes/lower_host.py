@@ -29,7 +29,9 @@ _KEEP = {
 class HostLowering:
     """Appends a host region to a method; afterwards the outputs have values of the given names."""
 
-    def __init__(self, builder: MethodBuilder, graph: RegionGraph, inputs: Sequence[Value], region: int) -> None:
+    def __init__(
+        self, builder: MethodBuilder, graph: RegionGraph, inputs: Sequence[Value], region: int
+    ) -> None:
         self._builder, self._graph, self._region = builder, graph, region
         self._inputs = inputs
         self._values: dict[torch.fx.Node, str | list[str]] = {}
@@ -86,7 +88,9 @@ class HostLowering:
         target, source = node.args[0], node.args[1]
         written, read = self._values[target], self._values[source]  # pyright: ignore
         assert isinstance(written, str) and isinstance(read, str)
-        call = HostCall("aten::clone.out", (Ref(read), None), (read,), (written,), self._region, origin_of([node]))
+        call = HostCall(
+            "aten::clone.out", (Ref(read), None), (read,), (written,), self._region, origin_of([node])
+        )
         self._builder.instructions.append(call)
 
     def _window(self, name: str, tensor: torch.Tensor) -> str:
@@ -112,7 +116,9 @@ class HostLowering:
     def _call(self, node: torch.fx.Node, made: list[str]) -> None:
         overload = node.target
         if not isinstance(overload, torch._ops.OpOverload):
-            raise UnsupportedOperatorError(f"`{overload}` has no kernel on the host", why=str(origin_of([node])))
+            raise UnsupportedOperatorError(
+                f"`{overload}` has no kernel on the host", why=str(origin_of([node]))
+            )
         target = _out_variant(overload)
         if target is None:
             raise UnsupportedOperatorError(
@@ -144,7 +150,9 @@ class HostLowering:
             return to_size(value)
         if value is None or isinstance(value, int | float | bool | str):
             return value
-        raise UnsupportedOperatorError(f"an argument of type {type(value).__name__} has no place in an artifact")
+        raise UnsupportedOperatorError(
+            f"an argument of type {type(value).__name__} has no place in an artifact"
+        )
 
     def _rename(self, node: torch.fx.Node, name: str) -> str:
         value = self._builder.values[str(self._values[node])]

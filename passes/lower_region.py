@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..runtime.dtypes import DType
 from ..runtime.expr import Size
 from ..runtime.program import (
     Argument,
@@ -18,7 +19,6 @@ from ..runtime.program import (
     SourceLocation,
     Value,
 )
-from ..runtime.dtypes import DType
 from .builder import MethodBuilder, contiguous_strides, plus, product, scaled, substitute
 from .library_calls import Call, to_library_calls
 from .tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, Tape, Window
@@ -99,7 +99,9 @@ class TapeLowering:
             home = self._buffers[window.buffer]
             offset = plus(home.begin, scaled(window.offset, window.dtype.itemsize))
             name = f"r{self._region}_{window.buffer}"
-            made = self._builder.add_value(name, home.storage, window.dtype, window.sizes, window.strides, offset)
+            made = self._builder.add_value(
+                name, home.storage, window.dtype, window.sizes, window.strides, offset
+            )
             self._windows[window] = made.name
         return self._windows[window]
 

@@ -55,7 +55,7 @@ class Node:
     is_view: bool = False
     """The result is a window onto its first operand: free, on whatever device that is."""
     content: str = ""
-    """For CONSTANT and STATE: its name in the program."""
+    """For CONSTANT, STATE and INPUT: its name in the program (an INPUT without one goes by ``name``)."""
     region: int = -1
     origin: SourceLocation = NOWHERE
     branches: tuple[PlacedGraph, ...] = ()

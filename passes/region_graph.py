@@ -54,7 +54,9 @@ def extract(
 def _inputs(nodes: Sequence[Node], updates: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     inside = {node.name for node in nodes}
     read = [name for node in nodes for name in node.operands if name not in inside]
-    return tuple(dict.fromkeys([*read, *(t for t, _ in updates), *(s for _, s in updates if s not in inside)]))
+    return tuple(
+        dict.fromkeys([*read, *(t for t, _ in updates), *(s for _, s in updates if s not in inside)])
+    )
 
 
 class _Extraction:
