@@ -1,1 +1,29 @@
 """Load and run an artifact. Imports neither torch nor the planner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .engine import LoadedMethod, LoadedProgram
+    from .host import HostTensor
+    from .loading import load, load_planned
+
+_HOMES = {
+    "HostTensor": "host",
+    "LoadedMethod": "engine",
+    "LoadedProgram": "engine",
+    "load": "loading",
+    "load_planned": "loading",
+}
+
+__all__ = ["HostTensor", "LoadedMethod", "LoadedProgram", "load", "load_planned"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: NumPy and the engine are not needed to inspect."""
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module `{__name__}` has no attribute `{name}`")

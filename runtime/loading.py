@@ -1,0 +1,182 @@
+"""From a file to a callable program: which device serves which slot."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from .backend import Backend
+from .cpu import CpuBackend
+from .engine import EngineOptions, LoadedProgram
+from .errors import DeviceError, UsageError
+from .memory import Constants
+from .program import CPU, Device, PlannedProgram
+
+Notify = Callable[[str], None]
+
+
+def load(
+    path: str | Path,
+    device: str | None = None,
+    *,
+    device_map: Mapping[str, str] | None = None,
+    allow_torch_ops: bool = False,
+    poison: bool = False,
+    notify: Notify | None = None,
+) -> LoadedProgram:
+    """Read, check and load an artifact.
+
+    Args:
+        path: the ``.pte`` file.
+        device: ``cuda``, ``cuda:N`` (everything on that GPU), ``emulator``, ``cpu`` (for programs without a
+            device part), or None: CUDA where a driver and a GPU are, else the emulator (``notify`` says so).
+        device_map: for programs on several GPUs, which GPU serves which slot: ``{"cuda:0": "cuda:1"}``.
+        allow_torch_ops: whether operators of a CUDA program may run on the host through torch. A program
+            exported for the cpu needs no leave.
+        poison: on the emulator, overwrite every storage when its live range ends (for tests of plans).
+        notify: told what a person should know, one line each; by default a `UserWarning`.
+
+    Raises:
+        ArtifactError: the file is missing, damaged or foreign.
+        DeviceError: no such device, or no code for it.
+        UsageError: an unknown device name, or operators that need torch and are not allowed to.
+    """
+    from .artifact import read  # lazy: a program that was just exported needs no reader
+
+    artifact = read(Path(path))
+    return load_planned(
+        artifact.planned,
+        artifact.constants,
+        device,
+        device_map=device_map,
+        allow_torch_ops=allow_torch_ops,
+        poison=poison,
+        notify=notify,
+    )
+
+
+def load_planned(
+    planned: PlannedProgram,
+    constants: Constants,
+    device: str | None = None,
+    *,
+    device_map: Mapping[str, str] | None = None,
+    allow_torch_ops: bool = False,
+    poison: bool = False,
+    notify: Notify | None = None,
+) -> LoadedProgram:
+    """Like `load`, for a program in memory and its constants' bytes by digest."""
+    slots = device_slots(planned)
+    check_torch_ops(planned, slots, allow_torch_ops)
+    backends: dict[Device, Backend] = {CPU: CpuBackend()}
+    is_emulated = False
+    if slots:
+        chosen = _choose(slots, device, device_map or {}, notify or _warn)
+        is_emulated = chosen is None
+        backends |= _emulators(slots) if chosen is None else chosen
+    elif device not in (None, "cpu", "emulator"):
+        raise DeviceError(
+            f"the program has no code for `{device}`",
+            why="it was exported for the cpu",
+            hint="run it on `cpu`",
+        )
+    return LoadedProgram(planned, constants, backends, EngineOptions(scrub=is_emulated, poison=poison))
+
+
+def device_slots(planned: PlannedProgram) -> list[Device]:
+    """The accelerators that a program uses, sorted."""
+    storages = (storage for method in planned.program.methods for storage in method.storages)
+    used = {storage.device for storage in storages} | {variable.device for variable in planned.program.state}
+    return sorted(used - {CPU})
+
+
+def check_torch_ops(planned: PlannedProgram, slots: list[Device], allowed: bool) -> None:
+    """UsageError when operators of an accelerator's program run on the host through torch without leave."""
+    from .program import HostCall
+
+    if allowed or not slots:
+        return
+    for method in planned.program.methods:
+        calls = [instruction for instruction in method.instructions if isinstance(instruction, HostCall)]
+        if calls:
+            names = ", ".join(dict.fromkeys(f"`{call.target}`" for call in calls))
+            raise UsageError(
+                f"method `{method.name}` runs {len(calls)} operators on the host through torch",
+                why=names,
+                hint="allow it with `--allow-torch-ops`",
+            )
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, stacklevel=4)
+
+
+def _choose(
+    slots: list[Device], device: str | None, device_map: Mapping[str, str], notify: Notify
+) -> dict[Device, Backend] | None:
+    """CUDA backends by slot, or None for the emulator."""
+    if device == "emulator":
+        return None
+    if device == "cpu":
+        raise DeviceError(
+            "the program has no code for `cpu`",
+            why=f"it was exported for {', '.join(map(str, slots))}",
+            hint="run it on `emulator`, or export with `--device cpu`",
+        )
+    try:
+        return _cuda(slots, ordinals(slots, device, device_map))
+    except DeviceError as error:
+        if device is not None or device_map:
+            raise
+        notify(f"no CUDA device ({error}): running on the emulator")
+        return None
+
+
+def ordinals(slots: list[Device], device: str | None, device_map: Mapping[str, str]) -> dict[Device, int]:
+    """Which GPU serves which slot; UsageError for names that are no devices or no slots."""
+    if device is not None and device.partition(":")[0] != "cuda":
+        raise UsageError(
+            f"unknown device `{device}`", hint="devices are `cuda`, `cuda:N`, `emulator` and `cpu`"
+        )
+    mapping = {_slot(key): _slot(value).index for key, value in device_map.items()}
+    if unknown := [str(slot) for slot in mapping if slot not in slots]:
+        raise UsageError(
+            f"the program has no slot `{unknown[0]}`", hint=f"its slots are {', '.join(map(str, slots))}"
+        )
+    if device is not None and ":" in device and not mapping:
+        if len(slots) > 1:
+            raise UsageError(
+                f"`{device}` is one GPU and the program uses {len(slots)}",
+                hint="say which GPU serves which slot with `--device-map`",
+            )
+        mapping = {slots[0]: _slot(device).index}
+    return {slot: mapping.get(slot, slot.index) for slot in slots}
+
+
+def _slot(text: str) -> Device:
+    try:
+        return Device.parse(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _cuda(slots: list[Device], gpus: Mapping[Device, int]) -> dict[Device, Backend]:
+    from .cuda.backend import CudaBackend  # lazy: nothing else needs cuda-python
+
+    made: dict[Device, Backend] = {}
+    try:
+        for slot in slots:
+            made[slot] = CudaBackend(slot, gpus[slot])
+    except BaseException:
+        for backend in made.values():
+            backend.close()
+        raise
+    return made
+
+
+def _emulators(slots: list[Device]) -> dict[Device, Backend]:
+    from .emulator import EmulatorBackend, Machine  # lazy: only here is Triton's interpreter needed
+
+    machine = Machine()
+    return {slot: EmulatorBackend(slot, machine) for slot in slots}
