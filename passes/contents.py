@@ -92,7 +92,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], -tensor.shape[d]))
     flat = tensor.detach().permute(order).contiguous().reshape(-1)
     array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = flat.view(torch.uint8).numpy()
-    return memoryview(array)
+    return array.data
 
 
 def declare(

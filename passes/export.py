@@ -6,24 +6,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ..planner import PlanOptions, check, plan
 from ..runtime.program import Kernel, Method, PlannedProgram, Program, Role
+from .base import Stage
 from .compile_kernels import compile_kernels
 from .contents import Contents, declare, name_contents
 from .exported import ExportedMethod, analyse, cast_methods, export_method, to_placed
-from .fold_constants import fold_constants
-from .insert_copies import InsertCopies
 from .lower import LoweredMethod, lower_method
 from .options import ExportOptions, Progress, silent
-from .place import PlaceOperators, state_homes
+from .pipeline import Observer, build_pipeline, run_stage
 from .placed import PlacedGraph
-from .regions import assign_regions
 from .source import ModelSource
 from .supported import supports
 from .tape import KernelSpec
 from .targets import lowest
-from .verify_placement import verify
 
 
 @dataclass(frozen=True)
@@ -38,20 +36,29 @@ class ExportResult:
     """Time spent in each stage."""
 
 
-def export(source: ModelSource, options: ExportOptions, progress: Progress = silent) -> ExportResult:
+def export(
+    source: ModelSource,
+    options: ExportOptions,
+    progress: Progress = silent,
+    *,
+    observe: Observer | None = None,
+    folder: Path | None = None,
+) -> ExportResult:
     """Export all methods of a model.
+
+    ``observe`` is told of every pass that ran; ``folder`` is what pass files of the pipeline are relative to.
 
     Raises UnsupportedOperatorError (exit 3) for what cannot be exported, BudgetError (5) above the memory
     budget, UsageError (2) for options that contradict each other or the model.
     """
     clock = _Clock(progress)
     with clock.stage("export"):
-        methods = _export_methods(source, options, progress)
+        methods: Sequence[ExportedMethod] = _export_methods(source, options, progress)
         contents = name_contents(methods)
-        for method in methods:
-            fold_constants(method, contents)
+        passes = build_pipeline(options, {"supports": supports, "contents": contents}, folder=folder)
+        methods = run_stage(passes, Stage.EXPORTED, methods, observe=observe)
     with clock.stage("place"):
-        placed = [_place(graph, options) for graph in _homed([to_placed(m) for m in methods], options)]
+        placed = run_stage(passes, Stage.PLACED, [to_placed(m) for m in methods], observe=observe)
     with clock.stage("lower"):
         lowered = _lower(methods, placed, contents, options, progress)
     with clock.stage("compile"):
@@ -59,6 +66,7 @@ def export(source: ModelSource, options: ExportOptions, progress: Progress = sil
         kernels = _compile(specs, options, progress)
     with clock.stage("plan"):
         program = assemble([one.method for one in lowered], contents, kernels, options.architectures)
+        (program,) = run_stage(passes, Stage.PROGRAM, [program], observe=observe)
         planned = plan(program, _plan_options(options))
         check(planned)
     return ExportResult(planned, _readers(planned.program, contents), tuple(placed), clock.seconds)
@@ -70,30 +78,6 @@ def _export_methods(source: ModelSource, options: ExportOptions, progress: Progr
         progress("export", index / len(source.methods), method.name)
         methods.append(analyse(method, export_method(method)))
     return sorted(methods, key=lambda method: method.name)
-
-
-def _placing(options: ExportOptions) -> PlaceOperators:
-    return PlaceOperators(
-        device=options.device,
-        placement=options.placement,
-        io=options.io,
-        allow_host_ops=options.allow_host_ops,
-        device_planning=options.device_planning,
-        supports=supports,
-    )
-
-
-def _homed(graphs: Sequence[PlacedGraph], options: ExportOptions) -> Iterator[PlacedGraph]:
-    placing = _placing(options)
-    placing = replace(placing, state_devices=state_homes(graphs, placing))
-    for graph in graphs:
-        yield placing.run(graph).subject
-
-
-def _place(graph: PlacedGraph, options: ExportOptions) -> PlacedGraph:
-    graph = InsertCopies().run(graph).subject
-    verify(graph)
-    return assign_regions(graph)[0]
 
 
 def _lower(

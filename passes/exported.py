@@ -94,13 +94,15 @@ def cast_methods(methods: Sequence[MethodSource], dtype: str | None) -> list[Met
 def export_method(method: MethodSource) -> torch.export.ExportedProgram:
     """`torch.export` with errors that name the user's line; exit 3 when the model cannot be exported."""
     if method.exported is not None:
-        return method.exported.run_decompositions({})
+        ready: torch.export.ExportedProgram = method.exported.run_decompositions({})
+        return ready
     try:
         with torch.no_grad():
-            exported = torch.export.export(
+            exported: torch.export.ExportedProgram = torch.export.export(
                 method.module, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=False
             )
-            return exported.run_decompositions({})
+            functional: torch.export.ExportedProgram = exported.run_decompositions({})
+            return functional
     except DevplanError:
         raise
     except Exception as error:
@@ -292,7 +294,8 @@ def _symbols(
 _VIEWS = {
     "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "slice",
     "select", "alias", "detach", "as_strided", "diagonal", "split", "split_with_sizes", "chunk", "unbind",
-    "unfold", "flatten", "unflatten", "narrow", "view_as", "expand_as", "numpy_T", "mT", "movedim", "swapaxes",
+    "unfold", "flatten", "unflatten", "narrow", "view_as", "expand_as", "numpy_T", "mT", "movedim",
+    "swapaxes",
 }  # fmt: skip
 
 

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 
+from .base import Pass, PassResult, Stage
 from .contents import Contents
 from .exported import ExportedMethod
 
-_MOST_GROWTH = 1 << 20
-"""A folded result may be this many bytes larger than what it replaces; more would bloat the artifact."""
 
+@dataclass(frozen=True)
+class FoldConstants(Pass[ExportedMethod]):
+    """Replace operators whose operands are all constants by constants.
 
-def fold_constants(method: ExportedMethod, contents: Contents) -> int:
-    """Replace operators whose operands are all constants by constants; returns how many were folded.
-
-    Random and mutating operators stay. Views of constants stay too: they are free.
+    Random and mutating operators stay. Views of constants stay too: they are free. A result may be at most
+    ``growth`` bytes larger than what it is computed from; more would bloat the artifact.
     """
+
+    name: ClassVar[str] = "fold-constants"
+    stage: ClassVar[Stage] = Stage.EXPORTED
+
+    contents: Contents = field(repr=False)
+    growth: int = 1 << 20
+
+    def run(self, subject: ExportedMethod) -> PassResult[ExportedMethod]:
+        """Fold one method, in place."""
+        return PassResult(subject, fold_constants(subject, self.contents, self.growth) > 0)
+
+
+def fold_constants(method: ExportedMethod, contents: Contents, growth: int) -> int:
+    """Fold what depends on constants alone; returns how many operators became constants."""
     graph = method.graph.graph
     known: dict[torch.fx.Node, torch.Tensor] = {
         node: contents.tensors[method.contents[node.name]]
@@ -28,7 +43,7 @@ def fold_constants(method: ExportedMethod, contents: Contents) -> int:
     folded: list[torch.fx.Node] = []
     with torch.no_grad():
         for node in graph.nodes:
-            value = _evaluate(node, known) if _is_foldable(node, known) else None
+            value = _evaluate(node, known, growth) if _is_foldable(node, known) else None
             if isinstance(value, torch.Tensor) and not value.is_meta:
                 known[node] = value
                 if node.op == "call_function":
@@ -64,16 +79,17 @@ def _is_foldable(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor]) 
     )
 
 
-def _evaluate(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor]) -> Any:
+def _evaluate(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor], growth: int) -> Any:
     before = sum(known[n].numel() * known[n].element_size() for n in node.all_input_nodes)
     expected = node.meta["val"]
     if any(isinstance(s, torch.SymInt) for s in expected.shape):
         return None
-    if expected.numel() * expected.element_size() > before + _MOST_GROWTH and not _aliases(node):
+    if expected.numel() * expected.element_size() > before + growth and not _aliases(node):
         return None
     args = torch.fx.map_arg(node.args, lambda n: known[n])
     kwargs = torch.fx.map_arg(node.kwargs, lambda n: known[n])
-    return node.target(*args, **kwargs)  # pyright: ignore
+    target: Any = node.target
+    return target(*args, **kwargs)
 
 
 def _aliases(node: torch.fx.Node) -> bool:

@@ -118,6 +118,7 @@ class _TargetDriver:
 
     def __init__(self, target: Target) -> None:
         self._target = GPUTarget("cuda", target.capability, 32)
+        self._capability = divmod(target.capability, 10)
 
     def get_current_target(self) -> GPUTarget:
         return self._target
@@ -132,7 +133,7 @@ class _TargetDriver:
         return 0
 
     def get_device_capability(self, *args: Any) -> tuple[int, int]:
-        return divmod(self._target.arch, 10)
+        return self._capability
 
 
 def _convolution_format(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
@@ -261,11 +262,10 @@ def _current_origin() -> SourceLocation:
 
 
 def _graph_position(node: torch.fx.Node) -> int:
-    positions: dict[str, int] | None = getattr(node.graph, "_devplan_positions", None)
-    if positions is None:
-        positions = {n.name: i for i, n in enumerate(node.graph.nodes)}
-        node.graph._devplan_positions = positions  # pyright: ignore
-    return positions.get(node.name, 0)
+    graph: Any = node.graph
+    if not hasattr(graph, "_devplan_positions"):
+        graph._devplan_positions = {n.name: i for i, n in enumerate(graph.nodes)}
+    return int(graph._devplan_positions.get(node.name, 0))
 
 
 def lower_graph(traced: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode) -> Tape:
@@ -289,7 +289,8 @@ def lower_graph(traced: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeT
             recorded = _RecordingLines()
             lowering.wrapper_code.lines = recorded
             lowering._update_scheduler()
-            lowering.wrapper_code.push_codegened_graph(lowering)
+            wrapper: Any = lowering.wrapper_code
+            wrapper.push_codegened_graph(lowering)
             lowering.scheduler.codegen()
             return _Reader(lowering, recorded).tape()
 
@@ -367,8 +368,8 @@ class _Reader:
         self._steps.append(Alias(self._window(line.reused_as), line.node.get_name()))
 
     def _read_ReinterpretLine(self, line: lines.ReinterpretLine, origin: SourceLocation) -> None:
-        view = line.layout.view  # pyright: ignore
-        layout = view.get_layout()
+        owner: Any = line.layout
+        layout = owner.view.get_layout()
         window = Window(
             line.reused_as.get_name(),
             to_dtype(layout.dtype),
@@ -485,7 +486,11 @@ def kernel_spec(name: str, body: str) -> KernelSpec:
         divisible_by_16=tuple(n for n in divisible if n in runtime),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        grid=tuple(_inline(str(g), prefix) for g in (grid.x_grid, grid.y_grid, grid.z_grid)),  # pyright: ignore
+        grid=(
+            _inline(str(grid.x_grid), prefix),
+            _inline(str(grid.y_grid), prefix),
+            _inline(str(grid.z_grid), prefix),
+        ),
         call_names=(
             *(n for n in names if n not in config.kwargs),
             *inductor_meta.get("extra_launcher_args", ()),

@@ -191,7 +191,15 @@ class _MethodLowering:
         inside = {node.name for node in nodes}
         outer = {o for n in nodes for o in n.operands if o not in inside} | {t for t, _ in updates}
         examples: dict[str, Any] = {name: self._example(self._nodes[name]) for name in outer}
-        graph = extract(self._exported, nodes, wanted, updates, device, examples, replacements() if device.type == "cuda" else {})
+        graph = extract(
+            self._exported,
+            nodes,
+            wanted,
+            updates,
+            device,
+            examples,
+            replacements() if device.type == "cuda" else {},
+        )
         return graph, [self._builder.values[self._value_of[name]] for name in graph.inputs]
 
     def _host_region(

@@ -20,8 +20,9 @@ from .region_graph import RegionGraph
 from .sizes import to_dtype, to_size
 
 _KEEP = {
-    "aten::native_layer_norm", "aten::native_group_norm", "aten::_softmax", "aten::_log_softmax", "aten::gelu",
-    "aten::addmm", "aten::_native_batch_norm_legit_no_training", "aten::silu", "aten::hardswish",
+    "aten::native_layer_norm", "aten::native_group_norm", "aten::_softmax", "aten::_log_softmax",
+    "aten::gelu", "aten::addmm", "aten::_native_batch_norm_legit_no_training", "aten::silu",
+    "aten::hardswish",
 }  # fmt: skip
 """Operators with a kernel of their own that core ATen would take apart."""
 
@@ -53,7 +54,8 @@ class HostLowering:
 
     def _traced(self) -> torch.fx.GraphModule:
         module, examples = self._graph.module, self._graph.examples
-        table = {k: v for k, v in core_aten_decompositions().items() if k._schema.name not in _KEEP}  # pyright: ignore
+        core: dict[Any, Any] = dict(core_aten_decompositions())
+        table = {k: v for k, v in core.items() if k._schema.name not in _KEEP}
         tensors = [e for e in examples if isinstance(e, torch.Tensor)]
         mode = next((t.fake_mode for t in tensors if hasattr(t, "fake_mode")), None)
         import contextlib
@@ -68,8 +70,9 @@ class HostLowering:
 
     def _emit(self, node: torch.fx.Node) -> None:
         if node.target is operator.getitem:
-            source = self._values[node.args[0]]  # pyright: ignore
-            self._values[node] = source[node.args[1]]  # pyright: ignore
+            source, index = node.args
+            assert isinstance(source, torch.fx.Node) and isinstance(index, int)
+            self._values[node] = self._values[source][index]
             return
         value = node.meta["val"]
         if not isinstance(value, torch.Tensor | list | tuple):
@@ -86,7 +89,8 @@ class HostLowering:
 
     def _copy_into(self, node: torch.fx.Node) -> None:
         target, source = node.args[0], node.args[1]
-        written, read = self._values[target], self._values[source]  # pyright: ignore
+        assert isinstance(target, torch.fx.Node) and isinstance(source, torch.fx.Node)
+        written, read = self._values[target], self._values[source]
         assert isinstance(written, str) and isinstance(read, str)
         call = HostCall(
             "aten::clone.out", (Ref(read), None), (read,), (written,), self._region, origin_of([node])

@@ -33,6 +33,7 @@ from .verify_placement import verify, verify_structure
 T = TypeVar("T")
 
 BUILT_IN: tuple[tuple[str, str], ...] = (
+    ("fold-constants", "fold_constants:FoldConstants"),
     ("place-operators", "place:PlaceOperators"),
     ("insert-copies", "insert_copies:InsertCopies"),
     ("group-regions", "regions:GroupRegions"),
