@@ -5,6 +5,7 @@ Indices and enums are checked here, by `pick`; what the instructions mean is che
 
 from __future__ import annotations
 
+import ast
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,15 +109,28 @@ class Names:
 
 
 def expressions(texts: Sequence[str] | None) -> list[Expr]:
-    """Size expressions; ArtifactError for one that is not integer arithmetic."""
+    """Size expressions; ArtifactError for one that is not integer arithmetic, or could grow without end."""
     found: list[Expr] = []
     for text in texts or ():
         found.append(Expr(text))
         try:
             _ = found[-1].symbols
+            _bounded_growth(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
             raise ArtifactError(f"`{text[:80]}` is not a size expression", why=str(error)[:200]) from None
     return found
+
+
+def _bounded_growth(text: str) -> None:
+    """Powers and shifts by literals only, 64 in all: `9 ** 9 ** 9` would keep a reader busy for ever."""
+    growth = 1
+    for node in ast.walk(ast.parse(text, mode="eval")):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift):
+            if not isinstance(node.right, ast.Constant) or not isinstance(node.right.value, int):
+                raise ValueError("a power or shift is not by a literal")
+            growth = growth * node.right.value if isinstance(node.op, ast.Pow) else growth + node.right.value
+            if not 0 <= growth <= 64:
+                raise ValueError("it grows too fast")
 
 
 def origins(tables: Sequence[fb.OriginT] | None) -> list[SourceLocation]:

@@ -102,14 +102,14 @@ class _Reader:
             raise _Broken("an offset points past its end")
         length, size = _VTABLE.unpack_from(self._buffer, vtable)
         if length < 4 or length % 2 or size < 4 or vtable + length > len(self._buffer):
-            raise _Broken(f"a `{name}` has an impossible field table")
+            raise _Broken(f"table `{name}` has impossible fields")
         entries = struct.unpack_from(f"<{length // 2 - 2}H", self._buffer, vtable + 4)
         fields: list[tuple[Slot, int]] = []
         for index, slot in enumerate(self._layout.tables[name]):
             entry = entries[index] if index < len(entries) else 0
             nbytes = _SCALARS[slot[2]].size if slot[1] == "scalar" else 4
             if entry and not 4 <= entry <= size - nbytes:
-                raise _Broken(f"field `{slot[0]}` lies outside its `{name}`")
+                raise _Broken(f"field `{slot[0]}` lies outside its table `{name}`")
             fields.append((slot, entry))
         return fields
 

@@ -52,7 +52,7 @@ def verify(planned: PlannedProgram) -> None:
     contents = {constant.name: constant.nbytes for constant in program.constants}
     states = {state.name: state.nbytes for state in program.state}
     for method in program.methods:
-        _Checker(method, kernels, contents, states).run()
+        MethodChecker(method, kernels, contents, states).run()
     verify_plan(planned)
 
 
@@ -129,7 +129,7 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> int
     return (sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1) * itemsize
 
 
-class _Checker:
+class MethodChecker:
     """One method: every name resolves, every window is inside its storage, every operand on its device."""
 
     def __init__(
@@ -188,7 +188,7 @@ class _Checker:
                 raise self.fail(f"{what} is `{size}`", f"`{min(unknown)}` is no symbol of the method")
         try:
             number = evaluate(size, self.bounds)
-        except (ArithmeticError, ValueError, MemoryError) as error:
+        except (ArithmeticError, ValueError, TypeError, MemoryError) as error:
             raise self.fail(f"{what} is `{size}`", str(error)) from None
         if number < 0 or number >= 2**63:
             raise self.fail(f"{what} is {number}")
