@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -20,7 +21,7 @@ from ..runtime.errors import UsageError
 from .function_module import FunctionModule
 from .narrow import is_mapping, is_sequence, is_tuple
 from .source import MethodSource, ModelSource
-from .source_text import split_source
+from .source_text import default_name, split_source
 from .user_code import UserCode, import_file, import_module
 
 _METHOD_KEYS = ("module", "function", "example_inputs", "dynamic_shapes")
@@ -34,15 +35,16 @@ def resolve(text: str) -> ModelSource:
     path = Path(target)
     if path.suffix == ".pt2":
         return _saved_program(path, text)
-    if path.suffix == ".py":
-        code = import_file(path, target)
-        stem = path.stem
-    else:
-        code = import_module(target)
-        stem = target.rpartition(".")[2]
+    code = import_file(path, target) if path.suffix == ".py" else import_module(target)
     methods, notes = _Resolver(code).methods(name)
-    label = re.sub(r"\W+", "_", name) if name and name != "model" else stem
-    return ModelSource(label, methods, file=code.file, notes=notes)
+    return ModelSource(default_name(target, name), methods, file=code.file, notes=notes)
+
+
+def resolve_namespace(space: SimpleNamespace, label: str) -> ModelSource:
+    """The same for names that are not in a file: any object whose ``vars`` are those of a model file."""
+    code = UserCode(label, None, space)
+    methods, notes = _Resolver(code).methods("")
+    return ModelSource("model", methods, notes=notes)
 
 
 def _saved_program(path: Path, label: str) -> ModelSource:
@@ -174,7 +176,7 @@ class _Resolver:
             for name, value in vars(self.code.module).items()
             if isinstance(value, type)
             and _is_convention(value)
-            and value.__module__ == self.code.module.__name__
+            and value.__module__ == getattr(self.code.module, "__name__", "")
         ]
         if len(own) > 1:
             where = _listed([f"{name} ({self.code.at(name)})" for name in own])

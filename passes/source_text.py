@@ -27,6 +27,13 @@ def split_source(text: str) -> tuple[str, str]:
     return target, name
 
 
+def default_name(target: str, name: str) -> str:
+    """The stem of the artifact's name: the attribute's if one is named, else the file's or module's."""
+    if name and name != "model":
+        return re.sub(r"\W+", "_", name)
+    return Path(target).stem if target.endswith((".py", ".pt2")) else target.rpartition(".")[2]
+
+
 def _nearby(target: str) -> str:
     path = Path(target)
     folder = path.parent

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType, SimpleNamespace, TracebackType
 
 from ..runtime.errors import DevplanError, UsageError
 
@@ -22,11 +22,12 @@ class UserCode:
     Args:
         label: what the user typed, such as ``models/net.py``.
         file: where its source is; None for a module without one.
+        module: the module, or any object with the same names.
     """
 
     label: str
     file: Path | None
-    module: ModuleType
+    module: ModuleType | SimpleNamespace
 
     def at(self, name: str) -> str:
         """``net.py:12``, the line that binds a top-level name; the bare file name if no line does."""

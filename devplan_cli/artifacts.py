@@ -1,0 +1,80 @@
+"""Opening artifacts: the one place where the command touches `runtime.artifact`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from ..runtime.artifact import Artifact
+    from ..runtime.program import PlannedProgram
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An artifact that has been read and checked; its constants have not been touched."""
+
+    artifact: Artifact
+
+    @property
+    def planned(self) -> PlannedProgram:
+        """The program with its plan."""
+        return self.artifact.planned
+
+    def origins(self) -> dict[str, dict[str, str]]:
+        """By method and storage: the operator, module and source line that made it."""
+        methods = self.planned.program.methods
+        return {m.name: {storage.name: str(storage.origin) for storage in m.storages} for m in methods}
+
+    def describe(self, method: str | None = None, *, sha256: bool = True) -> dict[str, Any]:
+        """The contract's JSON document, of one method if one is named; the digest reads the whole file."""
+        from ..runtime.describe import describe
+
+        described = describe(self.artifact, sha256=sha256)
+        if method is not None:
+            name = choose_method(method, [m["name"] for m in described["methods"]])
+            described["methods"] = [m for m in described["methods"] if m["name"] == name]
+        return described
+
+
+def require_file(path: Path) -> None:
+    """`UsageError` when there is no such file."""
+    if not path.is_file():
+        why = "it is a folder" if path.is_dir() else "there is no such file"
+        raise UsageError(f"cannot read `{path}`", why=why, hint=_nearby(path))
+
+
+def open_artifact(path: Path) -> Opened:
+    """Read an artifact; `UsageError` without a file, `ArtifactError` when it is none."""
+    require_file(path)
+    from ..runtime.artifact import read
+
+    return Opened(read(path))
+
+
+def choose_method(name: str | None, methods: list[str]) -> str:
+    """The method of that name, or the only one, or `forward`; `UsageError` says which there are."""
+    listed = ", ".join(f"`{method}`" for method in methods)
+    if name is None:
+        if len(methods) == 1:
+            return methods[0]
+        if "forward" in methods:
+            return "forward"
+        raise UsageError(
+            "which method?", why=f"the artifact has {listed}", hint=f"write `--method {methods[0]}`"
+        )
+    if name not in methods:
+        close = get_close_matches(name, methods, n=1)
+        hint = f"did you mean `{close[0]}`" if close else ""
+        raise UsageError(f"there is no method `{name}`", why=f"the artifact has {listed}", hint=hint)
+    return name
+
+
+def _nearby(path: Path) -> str:
+    names = [entry.name for entry in path.parent.glob("*.pte")] if path.parent.is_dir() else []
+    close = get_close_matches(path.name, names, n=1)
+    return f"did you mean `{path.parent / close[0]}`" if close else "check the path"

@@ -1,0 +1,56 @@
+"""``devplan bench ARTIFACT``: latency with percentiles, cold start, memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import flags
+from .console import Output
+
+EXAMPLE = "Example: devplan bench model.pte --repeat 500 --json"
+
+
+def bench(
+    artifact: flags.Artifact,
+    method: flags.Method = None,
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", metavar="FILE.npz|FILE.safetensors", help="Inputs by name.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option("--shape", metavar="NAME=1x98", help="Shape of a random input; may be repeated."),
+    ] = None,
+    seed: flags.Seed = 0,
+    device: flags.DeviceName = None,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Timed calls.")] = 100,
+    warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=0, help="Calls before those.")] = 10,
+    cold_start: Annotated[
+        bool,
+        typer.Option(
+            "--cold-start/--no-cold-start", help="Also time a fresh process up to its first result."
+        ),
+    ] = True,
+    allow_torch_ops: flags.AllowTorch = False,
+    json: flags.Json = False,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
+) -> int:
+    """Measure latency with percentiles, split into copies and device time; cold start; memory."""
+    from .bench_job import Measurement, run_measurement
+
+    asked = Measurement(
+        artifact,
+        method,
+        inputs,
+        tuple(shape or ()),
+        seed,
+        device,
+        repeat,
+        warmup,
+        cold_start,
+        allow_torch_ops,
+    )
+    return run_measurement(asked, Output(json, quiet, verbose))

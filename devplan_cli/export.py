@@ -1,0 +1,241 @@
+"""``devplan export SOURCE``: load a model, run the pass pipeline, write an artifact."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..runtime.errors import UsageError
+from . import flags
+from .console import Output
+
+if TYPE_CHECKING:
+    from ..passes.config import Config
+    from ..passes.options import IoRule
+
+EXAMPLE = "Example: devplan export model.py --dtype float16 --arch sm_80,sm_90 --io device"
+_PANEL = {"budget": "Budgets: over one, nothing is written (code 5)", "print": "Printing"}
+
+Text = str | None
+
+
+def _option(*names: str, metavar: str = "", help: str, panel: str | None = None) -> Any:
+    return typer.Option(*names, metavar=metavar or None, help=help, show_default=False, rich_help_panel=panel)
+
+
+def export(
+    source: Annotated[
+        Text,
+        typer.Argument(metavar="SOURCE", help="model.py, model.py:NAME, package.module:NAME or program.pt2"),
+    ] = None,
+    output: Annotated[
+        Text, _option("--output", "-o", metavar="FILE", help="The artifact; NAME.pte here if left out.")
+    ] = None,
+    config: Annotated[
+        Text, _option("--config", metavar="FILE", help="A TOML file, or the name of one of `configs/`.")
+    ] = None,
+    device: Annotated[
+        Text, _option("--device", metavar="cuda|cpu", help="Where the graph is placed; `cuda` if left out.")
+    ] = None,
+    dtype: Annotated[
+        Text,
+        _option(
+            "--dtype",
+            metavar="float32|bfloat16|float16",
+            help="Cast parameters and floating inputs before exporting.",
+        ),
+    ] = None,
+    arch: Annotated[
+        Text,
+        _option(
+            "--arch",
+            metavar="LIST",
+            help="sm_80,sm_90,... or native; the GPU present, else sm_80,sm_90, if left out.",
+        ),
+    ] = None,
+    io: Annotated[
+        list[str] | None,
+        _option(
+            "--io",
+            metavar="[METHOD.TENSOR=]host|device",
+            help="Where callers keep inputs and outputs; may be repeated.",
+        ),
+    ] = None,
+    skip_h2d: Annotated[
+        list[str] | None,
+        _option(
+            "--skip-h2d",
+            metavar="[METHOD[.INPUT]]",
+            help="Take these inputs (all, without a value) on the device.",
+        ),
+    ] = None,
+    skip_d2h: Annotated[
+        list[str] | None,
+        _option(
+            "--skip-d2h",
+            metavar="[METHOD[.OUTPUT]]",
+            help="Leave these outputs (all, without a value) on the device.",
+        ),
+    ] = None,
+    device_planning: Annotated[
+        bool | None,
+        _option(
+            "--device-planning/--no-device-planning", help="Static device arenas, or allocation at run time."
+        ),
+    ] = None,
+    planning_effort: Annotated[
+        Text,
+        _option(
+            "--planning-effort", metavar="fast|default|max", help="How long to search for a smaller arena."
+        ),
+    ] = None,
+    reorder: Annotated[
+        bool | None,
+        _option("--reorder/--no-reorder", help="Reorder instructions where that lowers the peak."),
+    ] = None,
+    weights: Annotated[
+        Text,
+        _option(
+            "--weights",
+            metavar="embed|external|reference",
+            help="Where constants are kept; `embed` if left out.",
+        ),
+    ] = None,
+    library_calls: Annotated[
+        bool | None,
+        _option(
+            "--library-calls/--no-library-calls", help="Use cuBLASLt and cuDNN, or generated kernels only."
+        ),
+    ] = None,
+    allow_host_ops: Annotated[
+        bool | None,
+        _option("--allow-host-ops", help="Let operators that the device cannot run run on the host."),
+    ] = None,
+    allow_tf32: Annotated[bool | None, _option("--allow-tf32", help="Let float32 products use TF32.")] = None,
+    jobs: Annotated[
+        int | None, _option("--jobs", "-j", metavar="N", help="Processes that compile kernels.")
+    ] = None,
+    memory_budget: Annotated[
+        Text,
+        _option(
+            "--memory-budget", metavar="SIZE", help="Most planned device memory.", panel=_PANEL["budget"]
+        ),
+    ] = None,
+    max_artifact_size: Annotated[
+        Text,
+        _option(
+            "--max-artifact-size", metavar="SIZE", help="Most bytes of the artifact.", panel=_PANEL["budget"]
+        ),
+    ] = None,
+    max_copies: Annotated[
+        int | None,
+        _option("--max-copies", metavar="N", help="Most copies of all methods.", panel=_PANEL["budget"]),
+    ] = None,
+    fail_on_copy: Annotated[
+        bool | None, _option("--fail-on-copy", help="The same as `--max-copies 0`.", panel=_PANEL["budget"])
+    ] = None,
+    check: Annotated[
+        bool | None, _option("--check", help="Run `verify` on the result before it is written.")
+    ] = None,
+    report: Annotated[
+        Text, _option("--report", metavar="FILE.html", help="Write the memory timeline as a page.")
+    ] = None,
+    print_config: Annotated[
+        bool,
+        _option("--print-config", help="Print the configuration with the origin of each value, and stop."),
+    ] = False,
+    json: flags.Json = False,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
+    no_progress: Annotated[
+        bool, typer.Option("--no-progress", help="Plain lines instead of progress bars.")
+    ] = False,
+) -> int:
+    """Export a model to an artifact that runs without torch, on a machine without a GPU."""
+    started = time.perf_counter()
+    given = {
+        "export.output": output,
+        "export.device": device,
+        "export.dtype": dtype,
+        "export.arch": arch,
+        "export.weights": weights,
+        "export.library-calls": library_calls,
+        "export.allow-host-ops": allow_host_ops,
+        "export.allow-tf32": allow_tf32,
+        "export.jobs": jobs,
+        "export.check": check,
+        "export.report": report,
+        "plan.device-planning": device_planning,
+        "plan.effort": planning_effort,
+        "plan.reorder": reorder,
+        "budget.memory": memory_budget,
+        "budget.artifact-size": max_artifact_size,
+        "budget.copies": max_copies,
+        "budget.fail-on-copy": fail_on_copy,
+    }
+    settings = _configuration(config, given, _io_rules(io, skip_h2d, skip_d2h))
+    out = Output(json, quiet, verbose, progress=not no_progress)
+    if print_config:
+        print(settings.toml(), end="")
+        return 0
+    job = _job(source, settings)
+    out.say(f"exporting {job.source} to {job.target}")
+    from .export_job import run_job
+
+    return run_job(job, out, started)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One export whose arguments have been checked."""
+
+    source: str
+    target: Path
+    config: Config
+
+
+def _configuration(file: str | None, given: dict[str, Any], io: tuple[tuple[str, IoRule], ...]) -> Config:
+    from ..passes.config import load_config
+    from ..passes.targets import TARGETS
+    from .gpus import present_architectures
+
+    return load_config(file, given, io, architectures=tuple(TARGETS), native=present_architectures)
+
+
+def _io_rules(
+    io: list[str] | None, skip_h2d: list[str] | None, skip_d2h: list[str] | None
+) -> tuple[tuple[str, IoRule], ...]:
+    from ..passes.config_rules import parse_io, parse_skip
+
+    rules: list[tuple[str, IoRule]] = []
+    for text in io or ():
+        try:
+            rules.append(("--io", parse_io(text)))
+        except ValueError as error:
+            hint = "write `--io device` or `--io METHOD.TENSOR=device`"
+            raise UsageError(f"cannot use `--io {text}`", why=str(error), hint=hint) from error
+    rules += [("--skip-h2d", parse_skip("h2d", target)) for target in skip_h2d or ()]
+    rules += [("--skip-d2h", parse_skip("d2h", target)) for target in skip_d2h or ()]
+    return tuple(rules)
+
+
+def _job(source: str | None, config: Config) -> Job:
+    """Check what can be checked before torch is imported."""
+    from ..passes.source_text import default_name, split_source
+
+    if source is None:
+        hint = "write `devplan export model.py`; see `devplan export --help`"
+        raise UsageError("wrong usage", why="SOURCE is missing", hint=hint)
+    target, name = split_source(source)
+    path = config.output or Path(f"{default_name(target, name)}.pte")
+    for file in (path, config.report):
+        if file is not None and not file.parent.is_dir():
+            why = f"there is no folder `{file.parent}`"
+            raise UsageError(f"cannot write `{file}`", why=why, hint=f"mkdir -p {file.parent}")
+        if file is not None and file.is_dir():
+            raise UsageError(f"cannot write `{file}`", why="it is a folder", hint="name a file")
+    return Job(source, path, config)

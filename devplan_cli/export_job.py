@@ -1,0 +1,128 @@
+"""What `export` does once its arguments are known to be good."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.errors import DevplanError
+from . import budgets
+from .console import Output
+from .export import Job
+from .progress import Stages, stages
+
+if TYPE_CHECKING:
+    from ..passes.export import ExportResult
+    from ..passes.source import ModelSource
+
+
+@dataclass(frozen=True)
+class Written:
+    """An export that is done: the artifact's description and what it took."""
+
+    description: dict[str, Any]
+    stage_seconds: dict[str, float]
+    seconds: float
+    peak_rss_bytes: int
+    notes: tuple[str, ...]
+
+
+def run_job(job: Job, output: Output, started: float) -> int:
+    """Export, check the budgets, write the artifact in one step, print the summary; 0."""
+    with stages(output) as told:
+        told("load", 0.0, job.source)
+        source, result = _export(job, output, told)
+        budgets.check_plan(result.planned, job.config)
+        told("write", 0.0, job.target.name)
+        with _replacing(job.target) as scratch:
+            description = _write(scratch, result, job)
+            budgets.check_artifact(description["file"]["bytes"], job.config)
+            if job.config.check:
+                told("verify", 0.0, "against eager PyTorch")
+                _verify(scratch, source, output)
+        if job.config.report is not None:
+            told("report", 0.0, str(job.config.report))
+            _write_report(job, description, result)
+    seconds = time.perf_counter() - started
+    notes = (*source.notes, *(note for method in result.planned.program.methods for note in method.notes))
+    written = Written(description, told.seconds, seconds, peak_rss(), tuple(dict.fromkeys(notes)))
+    _print(job, written, output)
+    return 0
+
+
+def peak_rss() -> int:
+    """The most memory that this process and its children held, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return unit * max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+
+
+def _export(job: Job, output: Output, told: Stages) -> tuple[ModelSource, ExportResult]:
+    from .versions import require_export
+
+    for line in require_export(job.config.options.device):
+        output.say(f"note: {line}")
+    from ..passes.load_source import resolve
+
+    source = resolve(job.source)
+    from ..passes.export import export
+
+    return source, export(source, job.config.options, told)
+
+
+def _write(path: Path, result: ExportResult, job: Job) -> dict[str, Any]:
+    from .. import __version__
+    from ..runtime.artifact import read, write
+    from ..runtime.describe import describe
+
+    write(path, result.planned, result.constants, producer=__version__)
+    return describe(read(path))
+
+
+def _verify(path: Path, source: ModelSource, output: Output) -> None:
+    from .loading import load_program
+    from .verify_job import Check, verify_program
+
+    with load_program(path, None, output) as program:
+        verify_program(program, source, Check(path)).raise_on_difference()
+
+
+def _write_report(job: Job, description: dict[str, Any], result: ExportResult) -> None:
+    from .report import write_page
+
+    assert job.config.report is not None
+    write_page(job.config.report, job.target.name, description, result.planned)
+
+
+@contextmanager
+def _replacing(target: Path) -> Generator[Path]:
+    """A scratch file that takes the target's place when all went well, and leaves nothing when not."""
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        yield scratch
+        scratch.replace(target)
+    except OSError as error:
+        why = str(error.strerror or error)
+        raise DevplanError(
+            f"cannot write `{target}`", why=why, hint="check the folder and the free space"
+        ) from error
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _print(job: Job, written: Written, output: Output) -> None:
+    from .summary import summary
+
+    extra = {"export_seconds": round(written.seconds, 3), "peak_rss_bytes": written.peak_rss_bytes}
+    stage_seconds = {name: round(seconds, 3) for name, seconds in written.stage_seconds.items()}
+    output.document(
+        {**written.description, **extra, "stage_seconds": stage_seconds, "notes": list(written.notes)}
+    )
+    output.show(*summary(job.target, written))

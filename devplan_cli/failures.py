@@ -1,0 +1,61 @@
+"""How a failure ends: one line on standard error, a JSON document where asked for, an exit code."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from difflib import get_close_matches
+
+from ..runtime.errors import DevplanError, UsageError
+from .console import write_document
+
+INTERRUPTED = 130
+
+
+def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
+    """Print what went wrong and return the exit code. The traceback only with ``verbose``."""
+    if isinstance(error, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    known = error if isinstance(error, DevplanError) else _as_known(error)
+    if verbose:
+        traceback.print_exception(error)
+    if as_json:
+        message = f"{known.what}: {known.why}" if known.why else known.what
+        document = {"code": known.code, "kind": known.kind, "message": message, "hint": known.hint}
+        write_document({"error": document})
+    print(known.line(), file=sys.stderr, flush=True)
+    return known.code
+
+
+def _as_known(error: BaseException) -> DevplanError:
+    """An error in the contract's words for what is none of ours."""
+    if (shown := getattr(error, "format_message", None)) is not None:
+        return _wrong_usage(error, str(shown()))
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return DevplanError("out of memory", why=text, hint="close other programs, or use a smaller model")
+    if isinstance(error, OSError) and error.filename is not None:
+        hint = "check the path, its permissions and the free space"
+        return DevplanError(f"cannot use `{error.filename}`", why=str(error.strerror), hint=hint)
+    why = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return DevplanError("internal error", why=why, hint="`--verbose` shows the traceback; please report it")
+
+
+def _wrong_usage(error: BaseException, message: str) -> UsageError:
+    """The command line parser's complaint. Its words are kept; only their form changes."""
+    message = message.strip().rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = getattr(context, "command_path", "devplan")
+    hint = f"see `{path} --help`"
+    name = getattr(error, "option_name", None)
+    if name and context is not None and type(error).__name__ == "NoSuchOption":
+        options = [
+            text
+            for parameter in context.command.params
+            for text in (*parameter.opts, *parameter.secondary_opts)
+        ]
+        close = get_close_matches(name, options, n=1)
+        hint = f"did you mean `{close[0]}`; {hint}" if close else hint
+        return UsageError(f"unknown option `{name}`", hint=hint)
+    return UsageError("wrong usage", why=message[:1].lower() + message[1:], hint=hint)

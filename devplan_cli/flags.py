@@ -1,0 +1,26 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Artifact = Annotated[Path, typer.Argument(metavar="ARTIFACT", show_default=False, help="A `.pte` artifact.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no more than errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.")]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(
+        "--device", metavar="cuda:N|emulator|cpu", help="Where to run.  [default: the GPU, else the emulator]"
+    ),
+]
+Method = Annotated[
+    str | None, typer.Option("--method", metavar="NAME", help="The method; needed if there are several.")
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of random inputs.")]
+AllowTorch = Annotated[
+    bool, typer.Option("--allow-torch-ops", help="Let operators without a kernel of ours run in torch.")
+]

@@ -1,0 +1,68 @@
+"""``devplan inspect ARTIFACT``: say what is inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import flags
+from .console import Output
+
+EXAMPLE = "Example: devplan inspect model.pte --json | jq '.methods[0].arenas'"
+
+
+_LARGE = 256 << 20
+"""Bytes above which the digest, which reads the constants too, must be asked for."""
+
+
+def inspect(
+    artifact: flags.Artifact,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show each arena as blocks over the instructions.")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE.html", help="Write the memory report as one page."),
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", metavar="FILE.svg", help="Draw the first method's arenas for a document."),
+    ] = None,
+    method: flags.Method = None,
+    sha256: Annotated[
+        bool | None,
+        typer.Option(
+            "--sha256/--no-sha256", help="Digest of the file; with `--json` below 256 MiB if left out."
+        ),
+    ] = None,
+    json: flags.Json = False,
+    quiet: flags.Quiet = False,
+    verbose: flags.Verbose = False,
+) -> int:
+    """Say what is inside: methods, signatures, copies, arenas, kernels, architectures, constants."""
+    from .artifacts import open_artifact
+
+    out = Output(json, quiet, verbose)
+    opened = open_artifact(artifact)
+    if sha256 is None:
+        sha256 = json and artifact.stat().st_size < _LARGE
+    described = opened.describe(method, sha256=sha256)
+    out.document(described)
+    if not json:
+        from .inspect_view import overview
+        from .timeline import timelines
+
+        out.show(*(timelines(described, opened.origins()) if plan else overview(described, verbose=verbose)))
+    if report is not None:
+        from .report import write_page
+
+        write_page(report, artifact.name, described, opened.planned)
+        out.say(f"wrote {report}")
+    if svg is not None:
+        from .report.svg import write_svg
+
+        write_svg(svg, described)
+        out.say(f"wrote {svg}")
+    return 0

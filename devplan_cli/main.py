@@ -1,0 +1,92 @@
+"""The devplan command: parse, print, choose the exit code; compute nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+
+from . import bench, diff, doctor, export, inspect, run, verify
+from .arguments import fill_optional_values
+from .console import document_mode
+from .failures import INTERRUPTED, report
+
+_HELP = """Export PyTorch models to planned device programs, and run them without torch.
+
+Exit codes: 0 done, 1 failed while running, 2 wrong usage, 3 the model cannot be exported, 4 results or
+artifacts differ, 5 a budget is exceeded, 6 no device, 7 the artifact is damaged.
+"""
+VERBS = (export, run, inspect, verify, bench, diff, doctor)
+
+app = typer.Typer(
+    name="devplan",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _verb in VERBS:
+    app.command(epilog=_verb.EXAMPLE)(getattr(_verb, _verb.__name__.rpartition(".")[2]))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from .versions import version_lines
+
+        print("\n".join(version_lines()))
+        raise typer.Exit
+
+
+@app.callback(help=_HELP)
+def devplan(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print versions and exit."),
+    ] = False,
+) -> None:
+    """The command without a verb."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command and leave the process with the contract's exit code."""
+    words = fill_optional_values(sys.argv[1:] if argv is None else argv)
+    as_json, verbose = "--json" in words, "--verbose" in words or "-v" in words
+    if not (verbose or sys.warnoptions):
+        warnings.simplefilter("ignore")  # what libraries say to their developers is nothing to a user
+    with document_mode(as_json):
+        code = _call(words, as_json=as_json, verbose=verbose)
+        code = _flush(code)
+    sys.exit(code)
+
+
+def _call(words: list[str], *, as_json: bool, verbose: bool) -> int:
+    try:
+        result = app(words, prog_name="devplan", standalone_mode=False)
+    except BrokenPipeError:
+        return _broken_pipe()
+    except (typer.Abort, KeyboardInterrupt):
+        return report(KeyboardInterrupt(), as_json=as_json, verbose=False)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(getattr(error, "message", ""), file=sys.stderr)
+            return 2
+        return report(error, as_json=as_json, verbose=verbose)
+    return result if isinstance(result, int) else 0
+
+
+def _flush(code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _broken_pipe()
+    return code
+
+
+def _broken_pipe() -> int:
+    """The reader of our output has gone (``devplan inspect x | head``): stop without a word, as others do."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return INTERRUPTED + 11

@@ -1,0 +1,85 @@
+"""The summary of an export, as a person reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .words import count, duration, shape, size, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from .export_job import Written
+
+
+def summary(target: Path, written: Written) -> list[RenderableType]:
+    """Tables of methods, arenas and kernels, then constants, file and time."""
+    described = written.description
+    items: list[RenderableType] = ["", methods_table(described), "", arenas_table(described)]
+    kernels = kernel_counts(described)
+    items += ["", f"Kernels    {kernels}", f"Constants  {constants_line(described)}"]
+    if described["state"]:
+        total = sum(variable["bytes"] for variable in described["state"])
+        items.append(f"State      {count(len(described['state']), 'tensor')}, {size(total)}")
+    if described["architectures"]:
+        items.append(f"Code for   {', '.join(described['architectures'])}")
+    items.append(f"Took       {duration(written.seconds)}, peak memory {size(written.peak_rss_bytes)}")
+    items.append(f"Wrote      {target} ({size(described['file']['bytes'])})")
+    items += [f"note: {note}" for note in written.notes]
+    return items
+
+
+def methods_table(described: dict[str, Any]) -> RenderableType:
+    """Methods with their signatures and copies."""
+    made = table("Methods", "name", "inputs+", "outputs+", "copies>", "bytes>")
+    for method in described["methods"]:
+        copied = sum(copy["bytes"] for copy in method["copies"])
+        made.add_row(
+            method["name"],
+            "\n".join(port_words(port) for port in method["inputs"]),
+            "\n".join(port_words(port) for port in method["outputs"]),
+            str(len(method["copies"])),
+            size(copied),
+        )
+    return made
+
+
+def port_words(port: dict[str, Any]) -> str:
+    """``x float16[1x128x384] @cuda:0``; the device only where it is not the host."""
+    at = "" if port["device"] == "cpu" else f" @{port['device']}"
+    return f"{port['name']} {port['dtype']}[{shape(port['shape'])}]{at}"
+
+
+def arenas_table(described: dict[str, Any]) -> RenderableType:
+    """Arenas of each method against their lower bound."""
+    made = table("Arenas", "method", "device", "planned>", "bound>", "ratio>", "sum>", "by")
+    for method in described["methods"]:
+        for arena in method["arenas"]:
+            bound = arena["lower_bound_bytes"]
+            ratio = f"{arena['planned_bytes'] / bound:.3f}" if bound else "-"
+            made.add_row(
+                method["name"],
+                arena["device"],
+                size(arena["planned_bytes"]),
+                size(bound),
+                ratio,
+                size(arena["sum_bytes"]),
+                arena["algorithm"],
+            )
+    return made
+
+
+def kernel_counts(described: dict[str, Any]) -> str:
+    """``12 generated, 3 library`` over all methods."""
+    kinds = ("generated", "library", "host", "torch")
+    totals = {kind: sum(method["kernels"].get(kind, 0) for method in described["methods"]) for kind in kinds}
+    return ", ".join(f"{number} {kind}" for kind, number in totals.items() if number) or "none"
+
+
+def constants_line(described: dict[str, Any]) -> str:
+    """How many, how large, and where."""
+    constants = described["constants"]
+    shared = constants["bytes"] - constants["unique_bytes"]
+    tail = f" ({size(shared)} shared)" if shared else ""
+    return f"{constants['count']}, {size(constants['unique_bytes'])}{tail}, {constants['location']}"

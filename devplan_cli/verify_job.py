@@ -1,0 +1,266 @@
+"""What `verify` does: the eager model and the artifact on the same inputs, call by call, state included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..runtime.errors import MismatchError, UsageError
+from ..runtime.program import Method
+from .compare import Comparison, Tolerance, compare, tolerance_for
+from .console import Output
+from .loading import device_label, load_program
+from .run_inputs import random_tensor
+from .words import count, table
+
+if TYPE_CHECKING:
+    from ..passes.source import MethodSource, ModelSource
+    from ..runtime.engine import LoadedProgram
+
+
+@dataclass(frozen=True)
+class Check:
+    """The options of one `verify`."""
+
+    artifact: Path
+    device: str | None = None
+    calls: int = 3
+    rtol: float | None = None
+    atol: float | None = None
+    seed: int = 0
+    allow_torch_ops: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One tensor of one call: an output, or a state variable after it."""
+
+    method: str
+    call: int
+    kind: str
+    comparison: Comparison
+    tolerance: Tolerance
+
+
+@dataclass
+class Verdict:
+    """All comparisons of a verification, in the order in which they were made."""
+
+    device: str
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    @property
+    def first_difference(self) -> Finding | None:
+        """The first tensor that differs."""
+        return next((f for f in self.findings if not f.comparison.equal), None)
+
+    def raise_on_difference(self) -> None:
+        """`MismatchError` that names the first tensor, call and index that differ."""
+        if (first := self.first_difference) is not None:
+            bad = sum(not f.comparison.equal for f in self.findings)
+            what = f"{bad} of {count(len(self.findings), 'tensor')} differ from eager PyTorch"
+            why = f"{first.kind} of `{first.method}`, call {first.call}: {first.comparison.words()}"
+            hint = "random weights need a fixed seed; bisect with `export --no-device-planning`"
+            raise MismatchError(what, why=f"{why} ({first.tolerance})", hint=hint)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        worst: dict[str, float] = {}
+        for finding in self.findings:
+            name = f"{finding.method}.{finding.comparison.name}"
+            worst[name] = max(worst.get(name, 0.0), finding.comparison.max_abs_error)
+        rows = [
+            {
+                "method": f.method,
+                "call": f.call,
+                "kind": f.kind,
+                "rtol": f.tolerance.rtol,
+                "atol": f.tolerance.atol,
+            }
+            | {"reason": f.tolerance.reason}
+            | f.comparison.document()
+            for f in self.findings
+        ]
+        return {
+            "device": self.device,
+            "equal": self.first_difference is None,
+            "max_abs_error": worst,
+            "comparisons": rows,
+        }
+
+
+def run_check(check: Check, source_text: str, output: Output) -> int:
+    """Verify and print; 0, or a `MismatchError`."""
+    from ..passes.load_source import resolve
+
+    source = resolve(source_text)
+    with load_program(check.artifact, check.device, output, allow_torch_ops=check.allow_torch_ops) as program:
+        verdict = verify_program(program, source, check)
+    _show(verdict, output)
+    verdict.raise_on_difference()
+    output.document(verdict.document())
+    return 0
+
+
+def verify_program(program: LoadedProgram, source: ModelSource, check: Check) -> Verdict:
+    """Every method in the source's order, ``check.calls`` times each; both states go along."""
+    verdict = Verdict(device_label(program))
+    for method in source.methods:
+        if method.name not in program.methods:
+            listed = ", ".join(f"`{name}`" for name in program.methods)
+            why = f"the artifact has {listed}"
+            raise UsageError(
+                f"there is no method `{method.name}`", why=why, hint="verify against its own SOURCE"
+            )
+        verdict.findings += _verify_method(program, method, check)
+    return verdict
+
+
+def _verify_method(program: LoadedProgram, source: MethodSource, check: Check) -> list[Finding]:
+    import torch
+
+    method = program.method(source.name)
+    ports = method.description
+    leaves = _leaves(source, ports, check.seed)
+    inputs = {
+        port.name: _as_program_input(leaf, ports, port.value)
+        for port, leaf in zip(ports.inputs, leaves, strict=True)
+    }
+    findings: list[Finding] = []
+    for call in range(1, check.calls + 1):
+        with torch.no_grad():
+            eager = _eager(source, leaves)
+        ours = method.run(inputs)
+        names = [port.name for port in ports.outputs]
+        for name, expected in zip(names, eager, strict=True):
+            tolerance = _tolerance(program, ours[name], check)
+            comparison = compare(name, ours[name], _host_array(expected), tolerance)
+            findings.append(Finding(source.name, call, "output", comparison, tolerance))
+        findings += _verify_state(program, source, check, call)
+    return findings
+
+
+def _verify_state(program: LoadedProgram, source: MethodSource, check: Check, call: int) -> list[Finding]:
+    buffers = dict(source.module.named_buffers())
+    findings: list[Finding] = []
+    for variable in program.planned.program.state:
+        if variable.name in buffers:
+            ours = program.state.get(variable.name)
+            tolerance = _tolerance(program, ours, check)
+            comparison = compare(variable.name, ours, _host_array(buffers[variable.name]), tolerance)
+            findings.append(Finding(source.name, call, "state", comparison, tolerance))
+    return findings
+
+
+def _leaves(source: MethodSource, method: Method, seed: int) -> list[Any]:
+    """The example inputs in the order of the method's inputs; random ones where the source has none."""
+    leaves = flat_inputs(source)
+    if not leaves and method.inputs:
+        import torch
+
+        generator = np.random.default_rng(seed)
+        values = [method.value(port.value) for port in method.inputs]
+        shapes = [tuple(size for size in value.shape if isinstance(size, int)) for value in values]
+        return [
+            torch.as_tensor(np.asarray(random_tensor(value.dtype, shape, generator)))
+            for value, shape in zip(values, shapes, strict=True)
+        ]
+    if len(leaves) != len(method.inputs):
+        why = f"the source's example has {len(leaves)} inputs, the artifact takes {len(method.inputs)}"
+        raise UsageError(
+            f"cannot verify method `{method.name}`", why=why, hint="verify against its own SOURCE"
+        )
+    return leaves
+
+
+def flat_inputs(source: MethodSource) -> list[Any]:
+    """Example inputs as `torch.export` flattens them: positional, then keywords in the signature's order."""
+    import inspect
+
+    from torch.utils import _pytree as pytree
+
+    order = list(inspect.signature(source.module.forward).parameters)
+    names = sorted(source.kwargs, key=lambda name: order.index(name) if name in order else len(order))
+    leaves: list[Any] = pytree.tree_leaves((source.args, {name: source.kwargs[name] for name in names}))
+    return leaves
+
+
+def _eager(source: MethodSource, leaves: list[Any]) -> list[Any]:
+    """The model's own outputs for copies of the inputs, flat."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    args, kwargs = source.args, source.kwargs
+    if leaves and not (args or kwargs):
+        args = tuple(leaves)
+
+    def copied(leaf: Any) -> Any:
+        return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+    fresh: Any = pytree.tree_map(copied, (args, kwargs))
+    outputs: list[Any] = pytree.tree_leaves(source.module(*fresh[0], **fresh[1]))
+    return outputs
+
+
+def _as_program_input(leaf: Any, method: Method, value: str) -> Any:
+    """An example input in the artifact's own element type (an export with ``--dtype`` has another)."""
+    import torch
+
+    from ..runtime.dtypes import DType
+    from ..runtime.host import HostTensor, is_native
+
+    if not (value and isinstance(leaf, torch.Tensor)):
+        return leaf
+    wanted = method.value(value).dtype
+    if wanted.is_floating and not is_native(wanted):
+        dtype = getattr(torch, str(wanted))
+        same = leaf.detach().to("cpu", dtype).contiguous()
+        raw = same.view(torch.uint16 if wanted is DType.BFLOAT16 else torch.uint8).numpy()
+        return HostTensor(raw, wanted)
+    array = _host_array(leaf)
+    return array.astype(str(wanted)) if wanted.is_floating else array
+
+
+def _host_array(value: Any) -> Any:
+    """A torch tensor as an array; bfloat16 and 8-bit floats as float32."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    host = value.detach().to("cpu")
+    narrow = host.dtype.is_floating_point and host.dtype not in (torch.float16, torch.float32, torch.float64)
+    return (host.float() if narrow else host).contiguous().numpy()
+
+
+def _tolerance(program: LoadedProgram, value: Any, check: Check) -> Tolerance:
+    dtypes = [str(constant.dtype) for constant in program.planned.program.constants]
+    name = str(value.dtype) if hasattr(value, "dtype") else str(np.asarray(value).dtype)
+    found = tolerance_for(dtypes, name)
+    if check.rtol is not None or check.atol is not None:
+        return Tolerance(check.rtol or 0.0, check.atol or 0.0, "as given")
+    return found
+
+
+def _show(verdict: Verdict, output: Output) -> None:
+    made = table(
+        f"Against eager PyTorch on {verdict.device}",
+        "method",
+        "tensor",
+        "call>",
+        "largest error>",
+        "relative>",
+        "",
+        "note+",
+    )
+    for finding in verdict.findings:
+        comparison = finding.comparison
+        mark = "ok" if comparison.equal else "DIFFERS"
+        note = "" if comparison.equal else comparison.problem or f"first at {list(comparison.first or ())}"
+        errors = (f"{comparison.max_abs_error:.3g}", f"{comparison.max_rel_error:.3g}")
+        made.add_row(finding.method, comparison.name, str(finding.call), *errors, mark, note)
+    output.show(made)
+    for line in dict.fromkeys(str(finding.tolerance) for finding in verdict.findings):
+        output.show(line)

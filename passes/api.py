@@ -1,0 +1,118 @@
+"""`devplan.export`: the command's `export` for Python, in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.errors import UsageError
+from ..runtime.program import PlannedProgram
+from .config import load_config
+from .config_rules import parse_io
+from .export import ExportResult
+from .export import export as run_pipeline
+from .load_source import resolve_namespace
+from .narrow import is_tuple
+from .options import IoRule, Progress, silent
+from .setting import BY_NAME, nearest
+from .targets import TARGETS
+
+if TYPE_CHECKING:
+    from ..runtime.engine import LoadedProgram
+
+_KEYWORDS = {setting.name.partition(".")[2].replace("-", "_"): setting.name for setting in BY_NAME.values()}
+_COMMAND_ONLY = ("output", "report", "check", "artifact_size", "copies", "fail_on_copy")
+_SPELLED = {"memory": "memory_budget", "effort": "planning_effort"}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model that has been exported: run it with `load`, or `write` it as an artifact."""
+
+    result: ExportResult
+
+    @property
+    def planned(self) -> PlannedProgram:
+        """The program with its plan; arena sizes in bytes are in ``planned.plan``."""
+        return self.result.planned
+
+    def write(self, path: str | PathLike[str]) -> Path:
+        """Write the artifact in one step and return its path. OSError when the folder cannot be written."""
+        from .. import __version__
+        from ..runtime.artifact import write
+
+        target = Path(path)
+        write(target, self.planned, self.result.constants, producer=__version__)
+        return target
+
+    def load(self, device: str | None = None) -> LoadedProgram:
+        """The program, ready to be called, on ``cuda:N``, ``emulator`` or ``cpu``; see `devplan.load`."""
+        from ..runtime.loading import load_planned
+
+        constants = {digest: read() for digest, read in self.result.constants.items()}
+        return load_planned(self.planned, constants, device)
+
+
+def export(
+    model: Any = None,
+    example_inputs: Any = None,
+    *,
+    dynamic_shapes: Any = None,
+    methods: Mapping[str, Mapping[str, Any]] | None = None,
+    config: str | None = None,
+    io: str | Sequence[str] = (),
+    progress: Progress = silent,
+    **options: Any,
+) -> Exported:
+    """Export a model to a planned device program. Needs no GPU, driver or C++ compiler.
+
+    Args:
+        model: an `nn.Module` (or a function or class that makes one), put in evaluation mode.
+        example_inputs: a tuple of tensors, a dict of keyword arguments, or a function that makes one. Their
+            shapes and dtypes become the signature.
+        dynamic_shapes: as `torch.export.export` takes them; every dimension needs a maximum.
+        methods: several methods instead of ``model``: name -> dict with ``module`` or ``function``,
+            ``example_inputs`` and optionally ``dynamic_shapes``. Modules in common are shared.
+        config: a TOML file, or the name of a ready one; the other options win over it.
+        io: ``"device"``, or rules such as ``"prefill.tokens=device"``: what callers keep in device memory.
+        progress: told (stage, fraction from 0 to 1, detail).
+        options: the command's options with underscores: ``device``, ``dtype``, ``arch``,
+            ``device_planning``, ``planning_effort``, ``reorder``, ``library_calls``, ``allow_host_ops``,
+            ``allow_tf32``, ``memory_budget`` (bytes or ``"2GiB"``), ``weights``, ``jobs``.
+
+    Raises:
+        UsageError: an argument does not follow the convention, or options contradict each other.
+        UnsupportedOperatorError: the model has an operator that cannot be exported; its line is named.
+        BudgetError: the plan needs more than ``memory_budget``.
+    """
+    names: dict[str, Any] = {"dynamic_shapes": dynamic_shapes}
+    names |= (
+        {"methods": methods} if methods is not None else {"model": model, "example_inputs": example_inputs}
+    )
+    source = resolve_namespace(SimpleNamespace(**names), "devplan.export")
+    settings = load_config(config, _flags(options), _rules(io), architectures=tuple(TARGETS))
+    return Exported(run_pipeline(source, settings.options, progress))
+
+
+def _rules(io: str | Sequence[str]) -> tuple[tuple[str, IoRule], ...]:
+    texts = [io] if isinstance(io, str) else list(io)
+    try:
+        return tuple(("io", parse_io(text)) for text in texts)
+    except ValueError as error:
+        raise UsageError("cannot use `io`", why=str(error)) from error
+
+
+def _flags(options: Mapping[str, Any]) -> dict[str, Any]:
+    valid = {_SPELLED.get(key, key): name for key, name in _KEYWORDS.items() if key not in _COMMAND_ONLY}
+    for key in options:
+        if key not in valid:
+            raise UsageError(f"unknown option `{key}` of `devplan.export`", hint=nearest(key, list(valid)))
+    return {valid[key]: _plain(value) for key, value in options.items()}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if is_tuple(value) else value
