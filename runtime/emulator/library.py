@@ -29,7 +29,7 @@ class Access:
         if not self.operand.dtype.is_floating:
             return self._raw
         values = types.unpack(self._raw, self._type)
-        return values if values.dtype == np.float64 else values.astype(np.float32)
+        return values if values.dtype == np.float64 else values.astype(np.float32, copy=False)
 
     def write(self, values: Array) -> None:
         """Round and store."""
@@ -47,7 +47,7 @@ def bind_library_call(call: LibraryCall, operands: Mapping[str, Operand], device
                 f"`{call.function}` on `{device}` is given `{name}` of `{operands[name].device}`"
             )
     reads = [Access(operands[name]) for name in call.reads]
-    (written,) = (Access(operands[name]) for name in call.writes)
+    written = Access(operands[call.writes[0]])  # a workspace may follow
     run = _FUNCTIONS[call.function]
     attributes = dict(call.attributes)
 
