@@ -8,14 +8,13 @@ from ..program import Argument, HostCall, Instruction, Launch, LibraryCall, Ref
 
 
 def operands(item: Instruction) -> Iterator[str]:
-    """Reads, writes, references in arguments and attributes, the workspace; repeats are possible."""
+    """Reads, writes, references in arguments, the workspace; repeats are possible."""
     yield from item.reads
     yield from item.writes
     match item:
         case Launch() | HostCall():
             yield from references(item.arguments)
         case LibraryCall():
-            yield from references([value for _, value in item.attributes])
             if item.workspace:
                 yield item.workspace
         case _:

@@ -32,7 +32,7 @@ from ..program import (
     Storage,
     Value,
 )
-from .operands import operands
+from .operands import operands, references
 from .verify_plan import verify_plan
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -255,6 +255,8 @@ class MethodChecker:
                     raise self.fail(
                         f"{at} calls `{item.function}`", "this devplan has no such library function"
                     )
+                if list(references([attribute for _, attribute in item.attributes])):
+                    raise self.fail(f"{at} refers to a value in an attribute", "attributes are literals")
                 self._one_device(at, item)
             case HostCall():
                 self._host_call(at, item)
