@@ -68,10 +68,23 @@ def bind_library_call(call: LibraryCall, operands: Mapping[str, Operand], device
     return step
 
 
+def product(left: Array, right: Array) -> Array:
+    """A batched matrix product, one BLAS call per matrix: NumPy's own loop over strided batches is slow."""
+    if left.ndim == 2 and right.ndim == 2:
+        return np.asarray(left @ right)
+    batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    made = np.empty((*batch, left.shape[-2], right.shape[-1]), np.result_type(left, right))
+    left = np.broadcast_to(left, (*batch, *left.shape[-2:]))
+    right = np.broadcast_to(right, (*batch, *right.shape[-2:]))
+    for index in np.ndindex(*batch):
+        np.matmul(np.ascontiguousarray(left[index]), np.ascontiguousarray(right[index]), out=made[index])
+    return made
+
+
 def matmul(reads: list[Access], out: Operand, attributes: Mapping[str, Any]) -> Array:
     """``epilogue(alpha * a @ b + beta * c + bias)``."""
     values = [access.read() for access in reads]
-    made = np.matmul(values[0], values[1])
+    made = product(values[0], values[1])
     alpha, beta = float(attributes.get("alpha", 1.0)), float(attributes.get("beta", 1.0))
     if alpha != 1.0:
         made = made * made.dtype.type(alpha)
@@ -114,7 +127,7 @@ def attention(reads: list[Access], out: Operand, attributes: Mapping[str, Any]) 
         key, value = np.repeat(key, repeat, axis=1), np.repeat(value, repeat, axis=1)
     given = attributes.get("scale")
     scale = 1 / math.sqrt(query.shape[-1]) if given is None else float(given)
-    scores = np.matmul(query, np.swapaxes(key, -1, -2)) * query.dtype.type(scale)
+    scores = product(query, np.swapaxes(key, -1, -2)) * query.dtype.type(scale)
     if attributes.get("is_causal"):
         rows, columns = scores.shape[-2:]
         scores = np.where(np.tri(rows, columns, dtype=bool), scores, -np.inf)
@@ -125,7 +138,7 @@ def attention(reads: list[Access], out: Operand, attributes: Mapping[str, Any]) 
     top = scores.max(axis=-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
     total = weights.sum(axis=-1, keepdims=True)
-    return np.asarray(np.matmul(weights / np.where(total == 0, 1, total), value))
+    return product(weights / np.where(total == 0, 1, total), value)
 
 
 def fill(reads: list[Access], out: Operand, attributes: Mapping[str, Any]) -> Array:

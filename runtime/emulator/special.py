@@ -54,12 +54,15 @@ def erfc_scaled(x: Array) -> Array:
 
 def erf(x: Array) -> Array:
     """The error function."""
-    wide = x.astype(np.float64)
+    wide = np.atleast_1d(x.astype(np.float64))
     size = np.abs(wide)
-    near = wide * _ratio(_SMALL, np.minimum(size, 0.46875) ** 2)
-    bounded = np.clip(size, 0.46875, 30.0)
-    far = np.copysign(1.0 - np.exp(-bounded * bounded) * erfc_scaled(bounded), wide)
-    return np.where(np.isnan(wide), wide, np.where(size <= 0.46875, near, far))
+    made = np.where(np.isnan(wide), wide, np.copysign(1.0, wide))  # from 6 on it is 1 to the last bit
+    near, middle = size <= 0.46875, (size > 0.46875) & (size < 6.0)
+    inside, bounded = wide[near], size[middle]
+    made[near] = inside * _ratio(_SMALL, inside * inside)
+    tail = np.exp(-bounded * bounded) * erfc_scaled(bounded)
+    made[middle] = np.copysign(1.0 - tail, wide[middle])
+    return made.reshape(x.shape)
 
 
 def erfc(x: Array) -> Array:
