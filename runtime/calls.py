@@ -33,6 +33,7 @@ class Bound:
     """A method bound for given symbol values and caller addresses."""
 
     operands: dict[str, Operand]
+    bindings: Mapping[str, int]
     stores: list[Store]
     execution: Execution
     fetches: list[Fetch]
@@ -131,6 +132,7 @@ class Caller:
         execution = Execution(binder.segments(), operands, context.backends)
         return Bound(
             operands,
+            bindings,
             [self._store(port, operands) for port in method.inputs],
             execution,
             [self._fetch(port, operands) for port in method.outputs],

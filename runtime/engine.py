@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from .backend import Backend, DeviceArray, Operand, Step
 from .binding import CopyTally
-from .calls import Caller, Context, written_state
+from .calls import Bound, Caller, Context, written_state
 from .errors import DevplanError, ExecutionError, PlanError, UsageError
 from .host import contiguous_strides
 from .inputs import arrange, as_host_tensor
@@ -110,6 +110,11 @@ class LoadedProgram:
     def devices(self) -> dict[Device, str]:
         """What serves each device slot, in a person's words."""
         return {device: backend.label for device, backend in self._backends.items()}
+
+    @property
+    def backends(self) -> Mapping[Device, Backend]:
+        """What serves each device slot, for those who measure."""
+        return self._backends
 
     @property
     def memory(self) -> MemoryReport:
@@ -307,6 +312,11 @@ class LoadedMethod:
     def name(self) -> str:
         """The method's name."""
         return self.description.name
+
+    @property
+    def bound(self) -> Bound | None:
+        """Operands and execution of the last binding; None before the first call, and without a plan."""
+        return self._caller.last
 
     @property
     def no_graph_reason(self) -> str:

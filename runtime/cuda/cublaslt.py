@@ -16,7 +16,7 @@ from ..errors import DeviceError, ExecutionError
 from ..program import LibraryCall
 from . import nvidia_library
 from .copies import bind_fill
-from .matrix import Matrix, Product, product
+from .matrix import Matrix, Product, product, verify_shapes
 
 if TYPE_CHECKING:
     from .backend import CudaBackend
@@ -111,11 +111,12 @@ class CublasLt:
         bias = operands[names.pop(0)] if call.attribute("has_bias", False) else None
         c = operands[names.pop(0)] if call.attribute("has_c", False) else None
         out = operands[call.writes[0]]
-        described = product(a, b, out, bias, c)
+        verify_shapes(a, b, out, bias, c)
         if out.numel == 0:
             return _nothing
-        if described.k == 0 and bias is None and c is None:
+        if a.numel == 0 and bias is None and c is None:
             return bind_fill(self._backend, out, 0)
+        described = product(a, b, out, bias, c)
         workspace = operands.get(call.workspace)
         return self._bind(call, described, workspace, algorithm)
 

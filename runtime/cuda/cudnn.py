@@ -73,11 +73,12 @@ class Cudnn:
         self._verify(call, x, weight, out)
         if out.numel == 0:
             return _nothing
-        with _without_torch():
-            graph, pointers = self._graph(call, x, weight, bias, out)
-            needed = int(graph.get_workspace_size())
         workspace = operands.get(call.workspace)
         has = workspace.span_nbytes if workspace else 0
+        with _without_torch():
+            graph, pointers = self._graph(call, x, weight, bias, out)
+            self._build(graph, call, x, weight, has)
+            needed = int(graph.get_workspace_size())
         if needed > has:
             raise ExecutionError(
                 "the planned workspace is too small for a convolution",
@@ -147,7 +148,6 @@ class Cudnn:
         shape, strides = _widened(out, pad)
         result.set_output(True).set_data_type(io_type).set_dim(shape).set_stride(strides)
         pointers[result] = out.address
-        self._build(graph, call, x, weight)
         return graph, pointers
 
     def _convolve(
@@ -165,7 +165,7 @@ class Cudnn:
         result.set_dim(out_shape)
         return result
 
-    def _build(self, graph: Any, call: LibraryCall, x: Operand, weight: Operand) -> None:
+    def _build(self, graph: Any, call: LibraryCall, x: Operand, weight: Operand, workspace: int) -> None:
         cudnn = self._cudnn
         try:
             graph.validate()
@@ -175,9 +175,10 @@ class Cudnn:
                 graph.deselect_numeric_notes(
                     [cudnn.numerical_note.TENSOR_CORE, cudnn.numerical_note.DOWN_CONVERT_INPUTS]
                 )
+            graph.deselect_workspace_greater_than(workspace)
             graph.check_support()
             graph.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, cudnn.cudnnGraphNotSupportedError) as error:
             lines = str(error).strip().splitlines()
             shapes = f"x {list(x.shape)} by {list(x.strides)}, weight {list(weight.shape)}"
             raise DeviceError(

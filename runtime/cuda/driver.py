@@ -110,7 +110,7 @@ class DeviceInfo:
 def device_info(cu: Any, ordinal: int) -> DeviceInfo:
     """Describe one GPU. Makes no context."""
     device = check(cu.cuDeviceGet(ordinal), f"find GPU {ordinal}")
-    name = _text(cu.cuDeviceGetName(128, device)).rstrip("\0")
+    name = _text(cu.cuDeviceGetName(128, device)).partition("\0")[0]
 
     def attribute(key: str) -> int:
         number = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{key}")

@@ -75,7 +75,7 @@ def product(a: Operand, b: Operand, out: Operand, bias: Operand | None, c: Opera
     Raises:
         ExecutionError: ranks or extents do not fit, or the layout cannot be expressed.
     """
-    _verify_shapes(a, b, out, bias, c)
+    verify_shapes(a, b, out, bias, c)
     batch = out.shape[0] if len(out.shape) == 3 else 1
     m, n, k = out.shape[-2], out.shape[-1], a.shape[-1]
     row_major, leading = _is_row_major(out, "out")
@@ -108,7 +108,9 @@ def product(a: Operand, b: Operand, out: Operand, bias: Operand | None, c: Opera
     return Product(first, second, result(out, leading, "out"), c_matrix, bias, batch, m, n, k)
 
 
-def _verify_shapes(a: Operand, b: Operand, out: Operand, bias: Operand | None, c: Operand | None) -> None:
+def verify_shapes(a: Operand, b: Operand, out: Operand, bias: Operand | None, c: Operand | None) -> None:
+    """ExecutionError unless ranks, extents and element types fit together."""
+
     def refuse(why: str) -> None:
         shapes = f"a {list(a.shape)}, b {list(b.shape)}, out {list(out.shape)}"
         raise ExecutionError("matmul's operands do not fit", why=f"{why}: {shapes}")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from devplan.runtime.backend import Backend, Operand
-from devplan.runtime.cuda import driver
+from devplan.runtime.cuda import driver, staging
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import DeviceError, ExecutionError
@@ -66,7 +66,10 @@ def test_memory_goes_there_and_back(gpu: CudaBackend) -> None:
     assert bytes(out) == b"\xff" * 12
 
 
-def test_a_large_upload_passes_through_pinned_chunks(gpu: CudaBackend, cu: Any) -> None:
+def test_a_large_upload_passes_through_pinned_chunks(
+    gpu: CudaBackend, cu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_CHUNK", 8 << 20)
     data = np.random.default_rng(0).integers(0, 256, (40 << 20) + 5, np.uint8)
     address = gpu.allocate(data.nbytes)
     gpu.upload(address, memoryview(data))

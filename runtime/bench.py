@@ -1,0 +1,224 @@
+"""Measuring an artifact: latency with its parts, cold start in a fresh process, memory by the driver's word.
+
+`python -m devplan.runtime.bench ARTIFACT METHOD INPUTS.npz DEVICE STARTED` is that fresh process: it prints
+the seconds since ``STARTED`` (a wall clock time) after importing, loading and the first result, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import ExecutionError
+
+if TYPE_CHECKING:
+    from .engine import LoadedMethod, LoadedProgram
+    from .timing import Percentiles
+
+PARTS = ("h2d", "device", "d2h")
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What was measured. ``latency`` maps ``end_to_end``, ``h2d``, ``device``, ``d2h`` to percentiles.
+
+    A part is None where it cannot be told apart (a method that branches). ``memory`` is in bytes, None where
+    the device has no such number; ``measured_total`` is by how much the driver's free memory fell from the
+    bare context to the loaded program after its calls.
+    """
+
+    method: str
+    device: str
+    latency: Mapping[str, Percentiles | None]
+    memory: Mapping[str, int | None]
+    no_graph_reason: str
+    cold_start: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def document(self) -> dict[str, Any]:
+        """As the command line's contract has it."""
+        return {
+            "method": self.method,
+            "device": self.device,
+            "cuda_graph": {"reason": self.no_graph_reason} if self.no_graph_reason else True,
+            "latency_us": {part: p.document() if p else None for part, p in self.latency.items()},
+            "cold_start_s": dict(self.cold_start),
+            "memory": dict(self.memory),
+        }
+
+
+def measure(
+    artifact: Path,
+    method: str,
+    inputs: Mapping[str, Any],
+    *,
+    device: str | None = None,
+    repeat: int = 100,
+    warmup: int = 10,
+    cold_start: bool = True,
+    allow_torch_ops: bool = False,
+) -> dict[str, Any]:
+    """Load an artifact, measure one method, and give `BenchResult.document`."""
+    from .loading import load
+
+    cold: dict[str, float] = measure_cold_start(artifact, method, inputs, device) if cold_start else {}
+    free_before = _free_memory(device)
+    with load(artifact, device=device, allow_torch_ops=allow_torch_ops) as program:
+        result = bench(program, program.method(method), inputs, repeat, warmup, free_before)
+    return {**result.document(), "cold_start_s": cold}
+
+
+def bench(
+    program: LoadedProgram,
+    method: LoadedMethod,
+    inputs: Mapping[str, Any],
+    repeat: int = 100,
+    warmup: int = 10,
+    free_before: int | None = None,
+) -> BenchResult:
+    """Measure a loaded method with these inputs.
+
+    Args:
+        program: the loaded program.
+        method: one of its methods.
+        inputs: by name.
+        repeat: timed calls.
+        warmup: calls before them.
+        free_before: bytes that were free on the GPU before the program was loaded.
+    """
+    from .timing import Percentiles
+
+    for _ in range(max(warmup, 1)):
+        method.run(inputs)
+    clock, times = time.perf_counter, list[float]()
+    for _ in range(repeat):
+        start = clock()
+        method.run(inputs)
+        times.append(clock() - start)
+    latency: dict[str, Percentiles | None] = {"end_to_end": Percentiles.of(times)}
+    memory = _memory(program, method, free_before)  # before the parts, whose graph takes memory too
+    latency |= _parts(program, method, repeat)
+    labels = [backend.label for slot, backend in program.backends.items() if slot.kind != "cpu"]
+    return BenchResult(method.name, ", ".join(labels) or "cpu", latency, memory, method.no_graph_reason)
+
+
+def _parts(program: LoadedProgram, method: LoadedMethod, repeat: int) -> dict[str, Percentiles | None]:
+    from .timing import Percentiles, part_of, timed_steps, timeline
+
+    steps = timed_steps(program, method)
+    if not steps:
+        return dict.fromkeys(PARTS)
+    groups: list[tuple[str, Any, list[Any]]] = []
+    for timed in steps:
+        part = part_of(timed.instruction)
+        if not groups or groups[-1][:2] != (part, timed.device):
+            groups.append((part, timed.device, []))
+        groups[-1][2].append(timed.step)
+    runs = timeline(program.backends, [(device, group) for _, device, group in groups], repeat)
+
+    def total(part: str, run: list[float]) -> float:
+        return sum(seconds for (name, _, _), seconds in zip(groups, run, strict=True) if name == part)
+
+    return {part: Percentiles.of([total(part, run) for run in runs]) for part in PARTS}
+
+
+def _memory(program: LoadedProgram, method: LoadedMethod, free_before: int | None) -> dict[str, int | None]:
+    report = program.memory
+    free_after = _gpu_free(program)
+    measured = free_before - free_after if free_before is not None and free_after is not None else None
+    bound = method.bound
+    segments = bound.execution.segments if bound is not None else ()
+    graphs = [nbytes for segment in segments if (nbytes := getattr(segment.step, "nbytes", None)) is not None]
+    return {
+        "arena": report.arena,
+        "constants": report.constants,
+        "state": report.state,
+        "graph": sum(graphs) if graphs else None,
+        "measured_total": measured,
+    }
+
+
+def _gpu_free(program: LoadedProgram) -> int | None:
+    asks = [getattr(backend, "memory_info", None) for backend in program.backends.values()]
+    free = [ask()[0] for ask in asks if ask is not None]
+    return sum(free) if free else None
+
+
+def _free_memory(device: str | None) -> int | None:
+    """Free bytes on the GPU that a program would run on, with the context in place; None without a GPU."""
+    if device is not None and not device.startswith("cuda"):
+        return None
+    from .cuda.driver import cuda_available
+
+    if not cuda_available()[0]:
+        return None
+    from .cuda.backend import shared_backend
+
+    return shared_backend(int((device or "cuda").partition(":")[2] or 0)).memory_info()[0]
+
+
+def measure_cold_start(
+    artifact: Path, method: str, inputs: Mapping[str, Any], device: str | None
+) -> dict[str, float]:
+    """Seconds from the start of a fresh process to the end of ``import``, ``load`` and ``first_result``.
+
+    Raises:
+        ExecutionError: that process failed; the message holds its last line.
+    """
+    import numpy as np
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "inputs.npz"
+        arrays: dict[str, Any] = {}
+        for name, value in inputs.items():
+            # NumPy's files know no bfloat16: its bits are kept under a name that says so.
+            dtype, raw = getattr(value, "dtype", None), getattr(value, "raw", None)
+            arrays[f"{name}:{dtype}" if raw is not None else name] = value if raw is None else raw
+        np.savez(file, **arrays)
+        command = [sys.executable, "-m", __name__, str(artifact), method, str(file), device or ""]
+        done = subprocess.run([*command, repr(time.time())], capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        raise ExecutionError("the cold start failed", why=lines[-1] if lines else f"exit {done.returncode}")
+    seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds
+
+
+def _fresh_process(artifact: str, method: str, inputs: str, device: str, started: str) -> None:
+    begin, marks = float(started), dict[str, float]()
+
+    def mark(name: str) -> None:
+        marks[name] = time.time() - begin
+
+    from . import load  # what a user's program does
+
+    mark("import")
+    program = load(artifact, device=device or None)
+    mark("load")
+    program.method(method).run(_read_inputs(inputs))
+    mark("first_result")
+    print(json.dumps(marks))
+
+
+def _read_inputs(path: str) -> dict[str, Any]:
+    import numpy as np
+
+    from .dtypes import DType
+    from .host import HostTensor
+
+    given: dict[str, Any] = {}
+    with np.load(path) as file:
+        for key in file.files:
+            name, _, dtype = key.partition(":")
+            given[name] = HostTensor(file[key], DType.from_name(dtype)) if dtype else file[key]
+    return given
+
+
+if __name__ == "__main__":
+    _fresh_process(*sys.argv[1:6])
