@@ -14,6 +14,7 @@ from ..runtime.program import (
     NOWHERE,
     Device,
     Instruction,
+    LibraryCall,
     Method,
     Port,
     Region,
@@ -104,6 +105,7 @@ class MethodBuilder:
     def finish(self, input_tree: str, output_tree: str) -> Method:
         """The method, without storages and values that nothing refers to."""
         used = {n for i in self.instructions for n in (*i.reads, *i.writes)}
+        used |= {i.workspace for i in self.instructions if isinstance(i, LibraryCall)}
         used |= {p.value for p in (*self.inputs, *self.outputs) if p.value}
         values = tuple(v for v in self.values.values() if v.name in used)
         held = {v.storage for v in values}

@@ -166,9 +166,8 @@ class TapeLowering:
             workspace = self._builder.add_value(storage.name, storage.name, DType.UINT8, shape, (1,)).name
         reads = tuple(self._value(w) for w in call.reads)
         out = self._value(call.out)
-        writes = (out, workspace) if workspace else (out,)
         self._builder.instructions.append(
-            LibraryCall(call.function, reads, writes, call.attributes, workspace, self._region, origin)
+            LibraryCall(call.function, reads, (out,), call.attributes, workspace, self._region, origin)
         )
         self._note_origin([out], origin)
 

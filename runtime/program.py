@@ -154,7 +154,7 @@ class LibraryCall:
     writes: tuple[str, ...]
     attributes: Attributes = ()
     workspace: str = ""
-    """Name of a value over a WORKSPACE storage, or empty."""
+    """Name of a value over a WORKSPACE storage, or empty. It is not among ``writes``."""
     region: int = -1
     origin: SourceLocation = NOWHERE
 
