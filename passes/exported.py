@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ..runtime.errors import DevplanError, UnsupportedOperatorError
 from ..runtime.program import Argument, SourceLocation, Symbol
+from .lifted_tensors import merge_lifted_tensors
 from .origins import module_path, source_line
 from .placed import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
 from .sizes import bound_of, to_dtype, to_size
@@ -101,6 +102,7 @@ def export_method(method: MethodSource) -> torch.export.ExportedProgram:
             exported: torch.export.ExportedProgram = torch.export.export(
                 method.module, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=False
             )
+            merge_lifted_tensors(exported)
             functional: torch.export.ExportedProgram = exported.run_decompositions({})
             return functional
     except DevplanError:

@@ -128,11 +128,10 @@ class TapeLowering:
                 continue
             base = self._base(value, self._window_of(value))
             arguments.append(Ref(base))
-            is_mutated = name in spec.mutated or name.startswith("in_out_ptr")
-            is_output = name.startswith(("out_ptr", "ws_ptr", "sem_ptr"))
-            if is_mutated or not is_output or name.startswith(("ws_ptr", "sem_ptr")):
+            is_output = name.startswith(("out_ptr", "in_out_ptr", "ws_ptr", "sem_ptr"))
+            if not is_output or _reads(spec, name):
                 reads.append(base)
-            if is_mutated or is_output:
+            if is_output or name in spec.mutated:
                 writes.append(base)
         launch = Launch(
             spec.name,
@@ -176,6 +175,17 @@ class TapeLowering:
             storage = self._builder.storage_of(name)
             if not str(storage.origin):
                 self._builder.update_storage(storage.name, origin=origin)
+
+
+def _reads(spec: KernelSpec, name: str) -> bool:
+    """Whether a kernel needs what is in the memory that it writes.
+
+    An in-place pointer can be one in name only: what would be read was fused away or is written first.
+    """
+    if name in spec.mutated or name.startswith(("ws_ptr", "sem_ptr")):
+        return True
+    load, store = (spec.source.find(f"tl.{verb}({name} ") for verb in ("load", "store"))
+    return load >= 0 and (store < 0 or load < store)
 
 
 def local_copy(
