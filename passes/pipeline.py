@@ -37,6 +37,8 @@ BUILT_IN: tuple[tuple[str, str], ...] = (
     ("place-operators", "place:PlaceOperators"),
     ("insert-copies", "insert_copies:InsertCopies"),
     ("group-regions", "regions:GroupRegions"),
+    ("schedule-copies", "schedule_copies:ScheduleCopies"),
+    ("merge-uploads", "merge_uploads:MergeUploads"),
 )
 """The built-in passes in the order in which they run: name, and module and class in this room.
 
