@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import UsageError
+from ..runtime.program import CPU, Method
 from .artifacts import require_file
 
 if TYPE_CHECKING:
@@ -29,7 +31,21 @@ def load_program(
     require_file(path)
     from ..runtime import load
 
-    return load(path, device, allow_torch_ops=allow_torch_ops, notify=output.say)
+    def notify(line: str) -> None:
+        is_known = line.startswith("no CUDA device") and not output.verbose
+        output.say("no CUDA device; running on the emulator" if is_known else line)
+
+    return load(path, device, allow_torch_ops=allow_torch_ops, notify=notify)
+
+
+def to_places(program: LoadedProgram, method: Method, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs where the method takes them: those of device memory (`export --io device`) are copied there."""
+    values = {port.name: port.value for port in method.inputs if port.value}
+    placed: dict[str, Any] = {}
+    for name, tensor in inputs.items():
+        device = method.storage(method.value(values[name]).storage).device if name in values else CPU
+        placed[name] = tensor if device == CPU else program.to_device(tensor, device)
+    return placed
 
 
 def device_label(program: LoadedProgram) -> str:

@@ -15,7 +15,7 @@ from ..runtime.program import CopyKind
 from .artifacts import choose_method
 from .compare import Comparison, Tolerance, as_array, compare, tolerance_for
 from .console import Output
-from .loading import check_device_name, device_label, load_program
+from .loading import check_device_name, device_label, load_program, to_places
 from .run_inputs import gather_inputs
 from .tensor_files import check_output_name, read_many, write_many
 from .words import count, microseconds, shape, table
@@ -63,6 +63,7 @@ def run_order(order: Order, output: Output) -> int:
         )
         if random:
             output.say(f"random {', '.join(f'`{name}`' for name in random)} (seed {order.seed})")
+        inputs = to_places(program, method.description, inputs)
         results, seconds = _call(method, inputs, order)
         _check_graph(method, order)
         comparisons = _compare(program, results, expected, order) if expected is not None else []

@@ -12,7 +12,7 @@ from ..runtime.errors import MismatchError, UsageError
 from ..runtime.program import Method
 from .compare import Comparison, Tolerance, compare, tolerance_for
 from .console import Output
-from .loading import device_label, load_program
+from .loading import device_label, load_program, to_places
 from .run_inputs import random_tensor
 from .words import count, table
 
@@ -129,6 +129,7 @@ def _verify_method(program: LoadedProgram, source: MethodSource, check: Check) -
         port.name: _as_program_input(leaf, ports, port.value)
         for port, leaf in zip(ports.inputs, leaves, strict=True)
     }
+    inputs = to_places(program, ports, inputs)
     findings: list[Finding] = []
     for call in range(1, check.calls + 1):
         with torch.no_grad():
