@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..runtime.host import HostTensor
+
 Array = np.ndarray[Any, Any]
 
 
@@ -115,13 +117,20 @@ def compare(name: str, actual: Any, expected: Any, tolerance: Tolerance) -> Comp
     )
 
 
+def on_host(value: Any) -> Any:
+    """A result in host memory: an array, or a `HostTensor` where NumPy lacks the type."""
+    return value.numpy() if hasattr(value, "numpy") and not isinstance(value, HostTensor) else value
+
+
+def dtype_name(value: Any) -> str:
+    """``float16``, of anything that `on_host` gives."""
+    return str(value.dtype) if hasattr(value, "dtype") else str(np.asarray(value).dtype)
+
+
 def as_array(value: Any) -> Array:
     """A tensor of any kind that the command meets as an array; bfloat16 as float32."""
-    if hasattr(value, "float32") and callable(value.float32):
-        return np.asarray(value.float32())
-    if hasattr(value, "numpy"):
-        return as_array(value.numpy())
-    array: Array = np.asarray(value)
+    host = on_host(value)
+    array: Array = host.float32() if isinstance(host, HostTensor) else np.asarray(host)
     return array
 
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ..runtime.errors import MismatchError
 from . import flags
 from .console import Output
+from .failures import Differs
 
 EXAMPLE = "Example: devplan diff main.pte mine.pte --markdown >> $GITHUB_STEP_SUMMARY"
 
@@ -33,10 +33,8 @@ def diff(
     if not json:
         out.show(*(markdown_lines(old.name, new.name, changes) if markdown else lines(changes)))
     if matters:
-        if json:
-            out.document(document(changes))
-            return MismatchError.code
         why = f"{matters[0].what}" + (f" and {len(matters) - 1} more" if len(matters) > 1 else "")
-        raise MismatchError(f"`{new}` differs from `{old}`", why=why, hint="see the list above")
+        what = f"`{new}` differs from `{old}`"
+        raise Differs(what, document(changes), why=why, hint="`--markdown` lists all changes for a review")
     out.document(document(changes))
     return 0

@@ -151,9 +151,7 @@ def _constants(old: Program, new: Program) -> Iterator[Change]:
             some = ", ".join(f"`{name}`" for name in names[:3]) + (
                 f" and {len(names) - 3} more" if len(names) > 3 else ""
             )
-            old_names = None if word == "new" else names
-            new_names = None if word == "gone" else names
-            yield Change("constants", "", f"constants {word}: {some}", old_names, new_names)
+            yield Change("constants", "", f"constants {word}: {some}", len(before), len(after))
 
 
 def _kernels(old: Program, new: Program) -> Iterator[Change]:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Mapping
 from difflib import get_close_matches
+from typing import Any
 
-from ..runtime.errors import DevplanError, UsageError
+from ..runtime.errors import DevplanError, MismatchError, UsageError
 from .console import write_document
 
 INTERRUPTED = 130
+
+
+class Differs(MismatchError):
+    """Results or artifacts differ; ``document`` is what was found, for ``--json``."""
+
+    def __init__(self, what: str, document: Mapping[str, Any], *, why: str, hint: str) -> None:
+        super().__init__(what, why=why, hint=hint)
+        self.document = document
 
 
 def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
@@ -22,8 +32,9 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
         traceback.print_exception(error)
     if as_json:
         message = f"{known.what}: {known.why}" if known.why else known.what
-        document = {"code": known.code, "kind": known.kind, "message": message, "hint": known.hint}
-        write_document({"error": document})
+        found = known.document if isinstance(known, Differs) else {}
+        failure = {"code": known.code, "kind": known.kind, "message": message, "hint": known.hint}
+        write_document({**found, "error": failure})
     print(known.line(), file=sys.stderr, flush=True)
     return known.code
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from ..runtime.errors import ExecutionError, MismatchError, UsageError
-from ..runtime.host import HostTensor
+from ..runtime.errors import ExecutionError, UsageError
 from ..runtime.program import CopyKind
 from .artifacts import choose_method
-from .compare import Comparison, Tolerance, as_array, compare, tolerance_for
+from .compare import Comparison, Tolerance, as_array, compare, dtype_name, on_host, tolerance_for
 from .console import Output
+from .failures import Differs
 from .loading import check_device_name, device_label, load_program, to_places
 from .run_inputs import gather_inputs
 from .tensor_files import check_output_name, read_many, write_many
@@ -65,17 +65,18 @@ def run_order(order: Order, output: Output) -> int:
             output.say(f"random {', '.join(f'`{name}`' for name in random)} (seed {order.seed})")
         inputs = to_places(program, method.description, inputs)
         results, seconds = _call(method, inputs, order)
+        results = {name: on_host(value) for name, value in results.items()}
         _check_graph(method, order)
         comparisons = _compare(program, results, expected, order) if expected is not None else []
         if order.outputs is not None:
-            write_many(order.outputs, {name: _host(value) for name, value in results.items()})
+            write_many(order.outputs, results)
         if order.profile is not None:
             _write_profile(program, method, inputs, order.profile)
         document = _document(program, method, results, seconds, [c for c, _ in comparisons])
     _show(document, comparisons, order, output)
     bad = [comparison for comparison, _ in comparisons if not comparison.equal]
     if bad:
-        _raise_mismatch(bad, order)
+        _raise_mismatch(bad, order, document)
     output.document(document)
     return 0
 
@@ -99,11 +100,6 @@ def _check_graph(method: LoadedMethod, order: Order) -> None:
         raise ExecutionError("no CUDA graph is used", why=reason, hint=hint)
 
 
-def _host(value: Any) -> Any:
-    """A result in host memory, bfloat16 still as such."""
-    return value.numpy() if hasattr(value, "numpy") and not isinstance(value, HostTensor) else value
-
-
 def _dtypes(program: LoadedProgram) -> list[str]:
     """Floating element types that the program computes in, as far as its constants tell."""
     return [str(constant.dtype) for constant in program.planned.program.constants]
@@ -121,16 +117,12 @@ def _compare(
             )
     pairs: list[tuple[Comparison, Tolerance]] = []
     for name, value in expected.items():
-        tolerance = tolerance_for(_dtypes(program), _dtype_name(results[name]))
+        tolerance = tolerance_for(_dtypes(program), dtype_name(results[name]))
         if order.rtol is not None or order.atol is not None:
             rtol, atol = order.rtol or 0.0, order.atol or 0.0
             tolerance = Tolerance(rtol, atol, "as given")
-        pairs.append((compare(name, _host(results[name]), value, tolerance), tolerance))
+        pairs.append((compare(name, results[name], value, tolerance), tolerance))
     return pairs
-
-
-def _dtype_name(value: Any) -> str:
-    return str(value.dtype) if hasattr(value, "dtype") else str(np.asarray(value).dtype)
 
 
 def _document(
@@ -168,8 +160,8 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 def _describe(name: str, value: Any) -> dict[str, Any]:
-    host = as_array(_host(value))
-    described: dict[str, Any] = {"name": name, "dtype": _dtype_name(value), "shape": list(host.shape)}
+    host = as_array(value)
+    described: dict[str, Any] = {"name": name, "dtype": dtype_name(value), "shape": list(host.shape)}
     if host.size and host.dtype.kind in "fiu":
         finite = host[np.isfinite(host)] if host.dtype.kind == "f" else host
         described["nonfinite"] = int(host.size - finite.size)
@@ -200,10 +192,10 @@ def _show(
         output.say(f"wrote {order.outputs}")
 
 
-def _raise_mismatch(bad: list[Comparison], order: Order) -> NoReturn:
+def _raise_mismatch(bad: list[Comparison], order: Order, document: dict[str, Any]) -> NoReturn:
     what = f"`{order.artifact}` gives other results than `{order.expect}`"
     hint = "raise `--rtol` and `--atol` if that is near enough; bisect with `export --no-device-planning`"
-    raise MismatchError(what, why=bad[0].words(), hint=hint)
+    raise Differs(what, document, why=bad[0].words(), hint=hint)
 
 
 def _write_profile(program: LoadedProgram, method: LoadedMethod, inputs: dict[str, Any], path: Path) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..runtime.errors import MismatchError, UsageError
+from ..runtime.errors import UsageError
 from ..runtime.program import Method
-from .compare import Comparison, Tolerance, compare, tolerance_for
+from .compare import Comparison, Tolerance, compare, dtype_name, on_host, tolerance_for
 from .console import Output
+from .failures import Differs
 from .loading import device_label, load_program, to_places
 from .run_inputs import random_tensor
 from .words import count, table
@@ -58,13 +59,13 @@ class Verdict:
         return next((f for f in self.findings if not f.comparison.equal), None)
 
     def raise_on_difference(self) -> None:
-        """`MismatchError` that names the first tensor, call and index that differ."""
+        """`Differs` that names the first tensor, call and index that differ."""
         if (first := self.first_difference) is not None:
             bad = sum(not f.comparison.equal for f in self.findings)
             what = f"{bad} of {count(len(self.findings), 'tensor')} differ from eager PyTorch"
             why = f"{first.kind} of `{first.method}`, call {first.call}: {first.comparison.words()}"
             hint = "random weights need a fixed seed; bisect with `export --no-device-planning`"
-            raise MismatchError(what, why=f"{why} ({first.tolerance})", hint=hint)
+            raise Differs(what, self.document(), why=f"{why} ({first.tolerance})", hint=hint)
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
@@ -93,7 +94,7 @@ class Verdict:
 
 
 def run_check(check: Check, source_text: str, output: Output) -> int:
-    """Verify and print; 0, or a `MismatchError`."""
+    """Verify and print; 0, or `Differs`."""
     from ..passes.load_source import resolve
 
     source = resolve(source_text)
@@ -134,7 +135,7 @@ def _verify_method(program: LoadedProgram, source: MethodSource, check: Check) -
     for call in range(1, check.calls + 1):
         with torch.no_grad():
             eager = _eager(source, leaves)
-        ours = method.run(inputs)
+        ours = {name: on_host(value) for name, value in method.run(inputs).items()}
         names = [port.name for port in ports.outputs]
         for name, expected in zip(names, eager, strict=True):
             tolerance = _tolerance(program, ours[name], check)
@@ -238,8 +239,7 @@ def _host_array(value: Any) -> Any:
 
 def _tolerance(program: LoadedProgram, value: Any, check: Check) -> Tolerance:
     dtypes = [str(constant.dtype) for constant in program.planned.program.constants]
-    name = str(value.dtype) if hasattr(value, "dtype") else str(np.asarray(value).dtype)
-    found = tolerance_for(dtypes, name)
+    found = tolerance_for(dtypes, dtype_name(value))
     if check.rtol is not None or check.atol is not None:
         return Tolerance(check.rtol or 0.0, check.atol or 0.0, "as given")
     return found
