@@ -142,10 +142,15 @@ def _plan() -> MethodPlan:
     )
 
 
-@pytest.fixture
-def sample() -> Sample:
+def make_sample() -> Sample:
     """One method on `cpu` and `cuda:0`: copies, a run of three device instructions, host calls, a jump, state."""
     constant = Constant("w", DIGEST, 64, DType.FLOAT32, (4, 4), (4, 1), GPU)
     state = StateVariable("kv", DType.FLOAT32, (4, 4), GPU, 64, DIGEST)
     program = Program((_method(),), (constant,), (state,), (_kernel(),), ("sm_80", "sm_90"))
     return Sample(PlannedProgram(program, Plan((_plan(),))), {DIGEST: WEIGHT})
+
+
+@pytest.fixture
+def sample() -> Sample:
+    """A fresh one."""
+    return make_sample()
