@@ -305,6 +305,7 @@ class LoadedMethod:
 
     def __init__(self, program: LoadedProgram, method: Method) -> None:
         self._program, self._arity = program, len(method.inputs)
+        self._names = [port.name for port in method.inputs]
         self.description = method
         self._caller = program._caller(method)
 
@@ -338,7 +339,7 @@ class LoadedMethod:
         program = self._program
         args: Sequence[Any] = inputs
         if named or len(inputs) != self._arity:
-            args = arrange(self.description, inputs, named)
+            args = self._arranged(inputs, named)
         if not program._lock.acquire(False):
             raise busy()
         try:
@@ -358,10 +359,17 @@ class LoadedMethod:
         finally:
             program._lock.release()
 
+    def _arranged(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        if not inputs and len(named) == self._arity:  # the usual call; `arrange` explains any other
+            try:
+                return [named[name] for name in self._names]
+            except KeyError:
+                pass
+        return arrange(self.description, inputs, named)
+
     def run(self, inputs: Mapping[str, Any], *, borrow: bool = False) -> dict[str, Any]:
         """Like a call, for input names that are no Python names."""
-        args = arrange(self.description, (), inputs)
-        return self(*args, borrow=borrow)
+        return self(*self._arranged((), inputs), borrow=borrow)
 
     def forget(self) -> None:
         """Drop what was bound (at close)."""

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import ArtifactError
-from . import access, functions, helpers, language, philox, types
+from . import access, assembly, functions, helpers, language, philox, types
 from .tensor import Tensor, as_tensor
 
 _NODES = (
@@ -203,7 +203,7 @@ def names_for_kernels() -> dict[str, Any]:
         "pointer_type": types.pointer_to, "philox": helpers.unsupported("tl.philox"),
         "rand": philox.rand, "randn": philox.randn, "randint": philox.randint, "rand4x": philox.uniform4,
         "randn4x": philox.normal4, "randint4x": philox.philox,
-        "inline_asm_elementwise": helpers.unsupported("inline assembly"),
+        "inline_asm_elementwise": assembly.inline_asm_elementwise,
         "debug_barrier": language.nothing, "device_print": language.nothing, "static_print": language.nothing,
         "assume": language.nothing, "multiple_of": language.same, "max_contiguous": language.same,
         "max_constancy": language.same,
