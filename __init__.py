@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .passes.api import Exported as Exported
     from .passes.api import export as export
     from .runtime.engine import LoadedProgram as LoadedProgram
-    from .runtime.loading import load as load
+    from .runtime.start import load as load
 
 __version__ = "0.1.0"
 __all__ = ["Exported", "LoadedProgram", "__version__", "export", "load"]
@@ -22,7 +22,7 @@ _HOMES = {
     "Exported": "passes.api",
     "export": "passes.api",
     "LoadedProgram": "runtime.engine",
-    "load": "runtime.loading",
+    "load": "runtime.start",
 }
 
 

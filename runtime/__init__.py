@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .engine import LoadedMethod, LoadedProgram
     from .host import HostTensor
-    from .loading import load, load_planned
+    from .loading import load_planned
+    from .start import load
 
 _HOMES = {
     "HostTensor": "host",
     "LoadedMethod": "engine",
     "LoadedProgram": "engine",
-    "load": "loading",
+    "load": "start",
     "load_planned": "loading",
 }
 

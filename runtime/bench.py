@@ -65,7 +65,7 @@ def measure(
     allow_torch_ops: bool = False,
 ) -> dict[str, Any]:
     """Load an artifact, measure one method, and give `BenchResult.document`."""
-    from .loading import load
+    from .start import load
 
     cold: dict[str, float] = measure_cold_start(artifact, method, inputs, device) if cold_start else {}
     free_before = _free_memory(device)

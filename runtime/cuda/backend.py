@@ -13,7 +13,7 @@ from ..backend import Operand, Step
 from ..errors import DeviceError, DevplanError, ExecutionError
 from ..expr import evaluate
 from ..program import Copy, Device, HostCall, Kernel, KernelCode, Launch, LibraryCall
-from . import graph
+from . import graph, warm
 from .code import choose_code, load_function
 from .copies import bind_copy, bind_fill
 from .driver import check, device_info, initialise
@@ -51,7 +51,9 @@ class CudaBackend:
             raise DeviceError(f"there is no GPU {ordinal}", why=f"this machine has {count}", hint=hint)
         self.info = device_info(cu, ordinal)
         self._handle = check(cu.cuDeviceGet(ordinal), f"find GPU {ordinal}")
-        self.context = check(cu.cuDevicePrimaryCtxRetain(self._handle), f"start GPU {ordinal}")
+        self.context = warm.take_context(ordinal)
+        if self.context is None:
+            self.context = check(cu.cuDevicePrimaryCtxRetain(self._handle), f"start GPU {ordinal}")
         self.enter()
         flags = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._own_stream = check(cu.cuStreamCreate(flags), f"make a stream on GPU {ordinal}")

@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from ..errors import DeviceError
+from . import warm
 
 _HINT = 'install it: `pip install "devplan[cuda]"`, or export with `--no-library-calls`'
 
@@ -17,6 +18,8 @@ def load(name: str, title: str) -> tuple[ctypes.CDLL, str]:
     Raises:
         DeviceError: it is nowhere, with the command that installs it.
     """
+    if name == "cublasLt":
+        warm.wait_for_cublaslt()
     try:
         pathfinder: Any = importlib.import_module("cuda.pathfinder")
     except ImportError as error:

@@ -1,0 +1,76 @@
+"""Loading an artifact, quickly: the GPU starts while Python still imports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .engine import LoadedProgram
+    from .program import PlannedProgram
+
+
+def load(
+    path: str | Path,
+    device: str | None = None,
+    *,
+    device_map: Mapping[str, str] | None = None,
+    allow_torch_ops: bool = False,
+    poison: bool = False,
+    notify: Callable[[str], None] | None = None,
+) -> LoadedProgram:
+    """Read, check and load an artifact.
+
+    Args:
+        path: the ``.pte`` file.
+        device: ``cuda``, ``cuda:N`` (everything on that GPU), ``emulator``, ``cpu`` (for programs without a
+            device part), or None: CUDA where a driver and a GPU are, else the emulator (``notify`` says so).
+        device_map: for programs on several GPUs, which GPU serves which slot: ``{"cuda:0": "cuda:1"}``.
+        allow_torch_ops: whether operators of a CUDA program may run on the host through torch. A program
+            exported for the cpu needs no leave.
+        poison: on the emulator, overwrite every storage when its live range ends (for tests of plans).
+        notify: told what a person should know, one line each; by default a `UserWarning`.
+
+    Raises:
+        ArtifactError: the file is missing, damaged or foreign.
+        DeviceError: no such device, or no code for it.
+        UsageError: an unknown device name, or operators that need torch and are not allowed to.
+    """
+    wants_cuda = device is None or device.partition(":")[0] == "cuda"
+    if wants_cuda:
+        from .cuda import warm
+
+        warm.begin_driver()
+    from .artifact import read
+
+    artifact = read(Path(path))
+    if wants_cuda:
+        _warm_up(artifact.planned, device, device_map)
+    from .loading import load_planned
+
+    return load_planned(
+        artifact.planned,
+        artifact.constants,
+        device,
+        device_map=device_map,
+        allow_torch_ops=allow_torch_ops,
+        poison=poison,
+        notify=notify,
+    )
+
+
+def _warm_up(planned: PlannedProgram, device: str | None, device_map: Mapping[str, str] | None) -> None:
+    """Begin what the program will need: contexts of its GPUs, and cuBLASLt where it multiplies matrices."""
+    from .cuda import warm
+    from .program import CPU
+
+    methods = planned.program.methods
+    slots = {storage.device for method in methods for storage in method.storages} - {CPU}
+    chosen = (device or "").partition(":")[2]
+    for slot in slots:
+        text = chosen or (device_map or {}).get(str(slot), str(slot)).partition(":")[2]
+        if text.isdigit():
+            warm.begin_context(int(text))
+    if any(getattr(step, "function", "") == "matmul" for method in methods for step in method.instructions):
+        warm.begin_cublaslt()

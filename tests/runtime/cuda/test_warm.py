@@ -1,0 +1,48 @@
+"""Starting the GPU in the background: begun once, taken once, and silent about what others will report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devplan.runtime.cuda import warm
+from devplan.runtime.cuda.backend import CudaBackend
+from devplan.runtime.program import Device
+
+
+@pytest.fixture(autouse=True)
+def nothing_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "_begun", {})
+    monkeypatch.setattr(warm, "_contexts", {})
+
+
+def test_a_context_is_begun_once_and_taken_by_the_backend(cu: Any) -> None:
+    warm.begin_context(0)
+    warm.begin_context(0)
+    backend = CudaBackend(Device("cuda"), 0)
+    assert cu.names().count("cuDevicePrimaryCtxRetain") == 1
+    another = CudaBackend(Device("cuda"), 0)
+    assert cu.names().count("cuDevicePrimaryCtxRetain") == 2
+    backend.close()
+    another.close()
+    assert cu.names().count("cuDevicePrimaryCtxRelease") == 2
+
+
+def test_without_a_driver_nothing_is_said_here(cu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(flags: int) -> None:
+        raise RuntimeError("libcuda.so was not found")
+
+    monkeypatch.setattr(cu, "cuInit", missing, raising=False)
+    warm.begin_context(0)
+    assert warm.take_context(0) is None
+
+
+def test_cublaslt_is_found_in_wheels_along_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert warm.find_cublaslt() is None
+    place = tmp_path / "nvidia/cu13/lib/libcublasLt.so.13"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"")
+    assert warm.find_cublaslt() == place
