@@ -1,0 +1,164 @@
+"""Copies of real modules, from torch to the emulator: what the ledger says is what the runtime counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from devplan.passes.export import ExportResult, export  # noqa: E402
+from devplan.passes.ledger import ledger  # noqa: E402
+from devplan.passes.options import ExportOptions, IoRule, PlacementRule  # noqa: E402
+from devplan.passes.source import MethodSource, ModelSource  # noqa: E402
+from devplan.runtime.engine import LoadedProgram  # noqa: E402
+from devplan.runtime.errors import UnsupportedOperatorError  # noqa: E402
+from devplan.runtime.loading import load_planned  # noqa: E402
+from devplan.runtime.program import Copy, CopyKind, Role  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+DEVICE_IO = (IoRule("both", "device"),)
+
+
+class Mlp(torch.nn.Module):  # type: ignore[misc]
+    """Three layers, and a view on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(16, 32)
+        self.second = torch.nn.Linear(32, 32)
+        self.third = torch.nn.Linear(32, 4)
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        h = torch.relu(self.first(x)) * mask
+        h = torch.relu(self.second(h.reshape(3, 2, 32).transpose(0, 1)))
+        return self.third(h), h
+
+
+class Counter(torch.nn.Module):  # type: ignore[misc]
+    """State that grows by what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(8))
+
+    def forward(self, x: Any) -> Any:
+        self.total.add_(x)
+        return self.total * 2
+
+
+class Picky(torch.nn.Module):  # type: ignore[misc]
+    """An operator without a CUDA kernel of ours in the middle."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.histc(x + x.T, bins=8, min=-4.0, max=4.0) * 2
+
+
+def exported(module: Any, inputs: tuple[Any, ...], **options: Any) -> ExportResult:
+    source = ModelSource("model", (MethodSource("forward", module.eval(), inputs),))
+    return export(source, ExportOptions(architectures=("sm_90",), **options))
+
+
+def loaded(result: ExportResult) -> LoadedProgram:
+    constants = {digest: read() for digest, read in result.constants.items()}
+    return load_planned(result.planned, constants, "emulator", allow_torch_ops=True, poison=True)
+
+
+def call(program: LoadedProgram, inputs: tuple[Any, ...]) -> list[Any]:
+    arrays = [tensor.numpy() for tensor in inputs]
+    ports = program.planned.program.methods[0].inputs
+    storages = [program.planned.program.methods[0].value(port.value).storage for port in ports]
+    devices = [program.planned.program.methods[0].storage(name).device for name in storages]
+    given = [a if d.kind == "cpu" else program.to_device(a, d) for a, d in zip(arrays, devices, strict=True)]
+    outputs = program.method("forward")(*given)
+    return [o if isinstance(o, np.ndarray) else o.numpy() for o in outputs.values()]
+
+
+MLP_INPUTS = (torch.randn(6, 16, generator=torch.Generator().manual_seed(1)), torch.ones(6, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds", "transfers"),
+    [
+        ({}, ["h2d", "h2d", "d2h", "d2h"], ["h2d", "d2h", "d2h"]),
+        ({"io": DEVICE_IO}, [], []),
+        ({"io": (IoRule("h2d", "device"),)}, ["d2h", "d2h"], ["d2h", "d2h"]),
+        ({"device": "cpu"}, [], []),
+        (
+            {"placement": (PlacementRule("cpu", module="second"), PlacementRule("cuda:1", module="third"))},
+            ["h2d", "h2d", "d2h", "h2d", "d2d", "d2h", "d2h"],
+            ["h2d", "d2h", "h2d", "d2d", "d2h", "d2h"],
+        ),
+        (
+            {"placement": (PlacementRule("cuda:1", module="third"),), "io": DEVICE_IO},
+            ["d2d"],
+            ["d2d"],
+        ),
+    ],
+    ids=[
+        "host io",
+        "device io",
+        "inputs on the device",
+        "all on cpu",
+        "split over three devices",
+        "two GPUs, device io",
+    ],
+)
+def test_a_chain_of_layers(options: dict[str, Any], kinds: list[str], transfers: list[str]) -> None:
+    """``kinds`` is the ledger, ``transfers`` what is left of it when small uploads go together."""
+    result = exported(Mlp(), MLP_INPUTS, **options)
+    assert sorted(entry.kind for entry in ledger(result.placed[0])) == sorted(kinds)
+    instructions = result.planned.program.methods[0].instructions
+    made = [i.kind.value for i in instructions if isinstance(i, Copy) and i.kind is not CopyKind.LOCAL]
+    program = loaded(result)
+    with torch.no_grad():
+        expected = [tensor.numpy() for tensor in Mlp().eval()(*MLP_INPUTS)]
+    for _ in range(3):
+        for got, want in zip(call(program, MLP_INPUTS), expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    counts = program.copies.counts
+    for kind in (CopyKind.H2D, CopyKind.D2H, CopyKind.D2D):
+        assert counts[kind] == 3 * made.count(kind.value), f"{kind} per call, as the program says"
+    assert made == transfers
+
+
+def test_device_io_reserves_nothing_for_inputs_and_outputs() -> None:
+    method = exported(Mlp(), MLP_INPUTS, io=DEVICE_IO).planned.program.methods[0]
+    ports = [storage for storage in method.storages if storage.role in (Role.INPUT, Role.OUTPUT)]
+    assert len(ports) == 4
+    assert not any(storage.is_planned for storage in ports)
+
+
+def test_state_stays_on_the_device_between_calls() -> None:
+    x = torch.arange(8.0)
+    result = exported(Counter(), (x,))
+    assert [(entry.kind, entry.tensor) for entry in ledger(result.placed[0])] == [
+        ("h2d", "x"),
+        ("d2h", "output"),
+    ]
+    program = loaded(result)
+    for number in (1, 2, 3):
+        np.testing.assert_array_equal(call(program, (x,))[0], 2 * number * x.numpy())
+
+
+def test_an_operator_without_a_kernel_is_refused_by_name_and_line() -> None:
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        exported(Picky(), (torch.randn(4, 4),))
+    assert caught.value.code == 3
+    assert "histc" in str(caught.value)
+    assert "test_copies_end_to_end.py:" in str(caught.value)
+    assert "--allow-host-ops" in caught.value.hint
+
+
+def test_an_operator_without_a_kernel_becomes_a_host_island_where_that_is_allowed() -> None:
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(2))
+    result = exported(Picky(), (x,), allow_host_ops=True)
+    reasons = [entry.reason for entry in ledger(result.placed[0])]
+    assert any("runs on the host" in reason and "histc" in reason for reason in reasons)
+    with torch.no_grad():
+        expected = Picky()(x).numpy()
+    np.testing.assert_allclose(call(loaded(result), (x,))[0], expected, rtol=1e-4, atol=1e-5)
