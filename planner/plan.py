@@ -87,7 +87,7 @@ def _plan_arena(
     by_name = {each.storage: each for each in ranges}
     mine = [storage for storage in method.storages if storage.is_planned and storage.device == device]
     problem = Problem(tuple(_buffer(storage, by_name[storage.name]) for storage in mine))
-    found: Placement = place(problem, options.effort)
+    found: Placement = place(problem, options.effort, solver=options.solver, time_limit=options.time_limit)
     allocations = [
         Allocation(storage.name, memory_id, offset, buffer.size)
         for storage, buffer, offset in zip(mine, problem.buffers, found.offsets, strict=True)

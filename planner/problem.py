@@ -1,15 +1,16 @@
 """The packing problem: rectangles of fixed life and size that may only slide along the address axis.
 
-Offline dynamic storage allocation. Time is cut into *sections*, maximal stretches in which no buffer is born
-or dies without another bound being reached first; only sections whose live set is not within another's
-matter. The *lower bound* is the largest sum of sizes alive at once.
+Offline dynamic storage allocation. The *lower bound* is the largest sum of sizes alive at once. Time is cut
+into *sections*: of all the moments, only those whose set of live buffers lies in no other's set matter.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Problem:
-    """Buffers to place from address 0 up; order carries no meaning but breaks ties."""
+    """Buffers to place from address 0 up; their order carries no meaning but breaks ties."""
 
     buffers: tuple[Buffer, ...]
 
@@ -32,6 +33,11 @@ class Problem:
     def lower_bound(self) -> int:
         """The largest sum of sizes alive at once: no placement can be lower."""
         return lower_bound((b.lower, b.upper, b.size) for b in self.buffers)
+
+    def height(self, offsets: Iterable[int]) -> int:
+        """The highest address that a placement reaches."""
+        pairs = zip(offsets, self.buffers, strict=True)
+        return max((offset + buffer.size for offset, buffer in pairs), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +47,6 @@ class Placement:
     offsets: tuple[int, ...]
     height: int
     algorithm: str
-    steps: int = 0
-    """How much search it took: placements tried."""
 
 
 def lower_bound(spans: Iterable[tuple[int, int, int]]) -> int:
@@ -57,6 +61,24 @@ def lower_bound(spans: Iterable[tuple[int, int, int]]) -> int:
         live += events[time]
         peak = max(peak, live)
     return peak
+
+
+def sections(buffers: Iterable[Buffer]) -> tuple[int, list[tuple[int, int]]]:
+    """How many maximal sections there are, and the half-open span of them that each buffer lives in.
+
+    A section ends where a buffer dies after another was born: the set alive just before is maximal.
+    """
+    lives = [(buffer.lower, buffer.upper) for buffer in buffers]
+    births, deaths = {lower for lower, _ in lives}, {upper for _, upper in lives}
+    times = sorted(births | deaths)
+    kept: list[int] = []
+    born = False
+    for now, after in pairwise(times):
+        born = born or now in births
+        if born and after in deaths:
+            kept.append(now)
+            born = False
+    return len(kept), [(bisect_left(kept, lower), bisect_left(kept, upper)) for lower, upper in lives]
 
 
 def align(address: int, alignment: int) -> int:

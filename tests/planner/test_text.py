@@ -88,7 +88,9 @@ def everything() -> Program:
     arguments = (Ref("x"), (1, (2.5,)), (), None, True, -3, 1e-7, float("inf"), "text", DType.INT8, CPU, rows)
     instructions: tuple[Instruction, ...] = (
         Copy(CopyKind.H2D, "x", "cpu", "the input `x`", 0, origin),
-        LibraryCall("matmul", ("cpu",), ("%odd",), (("stride", (1, 2)), ("x y", Ref("x"))), "%odd", 0, origin),
+        LibraryCall(
+            "matmul", ("cpu",), ("%odd",), (("stride", (1, 2)), ("x y", Ref("x"))), "%odd", 0, origin
+        ),
         Jump(4, "cond", origin=origin),
         HostCall("aten::add.out", arguments, ("x",), ("y",), 1),
         Launch("k 1", (Ref("cpu"), rows), (rows, 1, 1), ("cpu",), ("%odd",)),
