@@ -19,7 +19,7 @@ import time
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, TypeVar, get_args, get_origin
 
@@ -170,6 +170,13 @@ def _build(
         if key not in settable:
             raise UsageError(f"pass `{cls.name}` has no option `{key}`", hint=_nearest(key, sorted(settable)))
         values[key] = _checked(cls.name, key, value, hints[key])
+    for needed in fields(cls):
+        has_default = needed.default is not MISSING or needed.default_factory is not MISSING
+        if not has_default and needed.name not in values:
+            raise UsageError(
+                f"pass `{cls.name}` needs its option `{needed.name}`",
+                hint=f"set it in `[pass.{cls.name}]`",
+            )
     return cls(**values)
 
 

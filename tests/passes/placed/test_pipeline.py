@@ -16,6 +16,9 @@ from devplan.passes.placed import GraphOutput, Node, NodeKind, PlacedGraph, Tens
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import PassError, UnsupportedOperatorError, UsageError
 
+PURE = tuple(name for name in pass_names() if name != "fold-constants")
+"""The built-in passes that need no torch."""
+
 F = TensorType(DType.FLOAT32, (4,), 16)
 
 
@@ -37,7 +40,7 @@ def test_the_built_in_order_goes_by_stages() -> None:
 
 def test_export_options_reach_the_passes_that_have_such_fields() -> None:
     rules = (PlacementRule("cpu", operator="relu"),)
-    options = ExportOptions(device="cuda:1", placement=rules, allow_host_ops=True)
+    options = ExportOptions(pipeline=PURE, device="cuda:1", placement=rules, allow_host_ops=True)
     place = next(p for p in build_pipeline(options) if isinstance(p, PlaceOperators))
     assert (place.device, place.placement, place.allow_host_ops) == ("cuda:1", rules, True)
 
@@ -51,17 +54,17 @@ def test_export_options_reach_the_passes_that_have_such_fields() -> None:
             "did you mean `insert-copies`?",
         ),
         (
-            ExportOptions(pass_options={"insert-copies": {"speed": 1}}),
+            ExportOptions(pipeline=PURE, pass_options={"insert-copies": {"speed": 1}}),
             "pass `insert-copies` has no option `speed`",
             "valid: none",
         ),
         (
-            ExportOptions(pass_options={"insert-copis": {}}),
+            ExportOptions(pipeline=PURE, pass_options={"insert-copis": {}}),
             "there is no pass `insert-copis` to set options of",
             "did you mean `insert-copies`?",
         ),
         (
-            ExportOptions(pass_options={"place-operators": {"device": "cpu"}}),
+            ExportOptions(pipeline=PURE, pass_options={"place-operators": {"device": "cpu"}}),
             "`device` is no option of pass `place-operators` alone",
             "by its flag",
         ),
@@ -115,6 +118,9 @@ def test_wrong_option_types_and_names_in_a_user_file_are_refused(tmp_path: Path)
     )
     with pytest.raises(UsageError, match="it must be int, not str: 'big'"):
         build_pipeline(wrong, folder=tmp_path)
+    (tmp_path / "needy.py").write_text(USER_PASS.replace('to: str = "main"', "to: str"))
+    with pytest.raises(UsageError, match="pass `rename-method` needs its option `to`"):
+        build_pipeline(ExportOptions(pipeline=("needy.py:RenameMethod",)), folder=tmp_path)
     with pytest.raises(UsageError) as caught:
         pass_class("mine.py:RenameMethud", tmp_path)
     assert "did you mean `RenameMethod`?" in caught.value.hint
@@ -187,24 +193,24 @@ def test_a_pipeline_without_the_copy_pass_is_refused_by_the_verifier() -> None:
 
 def test_an_observer_is_told_of_every_pass_and_method() -> None:
     told: list[PassRun] = []
-    passes = build_pipeline(ExportOptions())
+    passes = build_pipeline(ExportOptions(pipeline=PURE))
     run_stage(passes, Stage.PLACED, [relu("a"), relu("b")], observe=told.append)
     placed = [p.name for p in passes if p.stage is Stage.PLACED]
     assert [(run.ran.name, run.subject.name) for run in told] == [(p, m) for p in placed for m in "ab"]
 
 
 def test_a_rule_that_matches_nothing_is_refused_with_the_nearest_name() -> None:
-    options = ExportOptions(placement=(PlacementRule("cpu", operator="aten.rleu.default"),))
+    options = ExportOptions(pipeline=PURE, placement=(PlacementRule("cpu", operator="aten.rleu.default"),))
     with pytest.raises(UsageError) as caught:
         run_stage(build_pipeline(options), Stage.PLACED, [relu()])
     assert "`aten.relu.default`" in caught.value.hint
 
 
 def test_io_rules_are_checked_against_all_methods() -> None:
-    good = ExportOptions(io=(IoRule("h2d", "device", "b", "x"),))
+    good = ExportOptions(pipeline=PURE, io=(IoRule("h2d", "device", "b", "x"),))
     graphs = run_stage(build_pipeline(good), Stage.PLACED, [relu("a"), relu("b")])
     assert [str(graph.nodes[0].device) for graph in graphs] == ["cpu", "cuda:0"]
-    bad = ExportOptions(io=(IoRule("h2d", "device", "c"),))
+    bad = ExportOptions(pipeline=PURE, io=(IoRule("h2d", "device", "c"),))
     with pytest.raises(UsageError) as caught:
         run_stage(build_pipeline(bad), Stage.PLACED, [relu("a"), relu("b")])
     assert caught.value.code == 2

@@ -17,7 +17,7 @@ from devplan.passes.insert_copies import InsertCopies
 from devplan.passes.io_rules import check_io, signature
 from devplan.passes.ledger import ledger
 from devplan.passes.options import ExportOptions, IoRule
-from devplan.passes.pipeline import build_pipeline, run_stage
+from devplan.passes.pipeline import build_pipeline, pass_names, run_stage
 from devplan.passes.place import PlaceOperators
 from devplan.passes.placed import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
 from devplan.passes.verify_placement import verify
@@ -26,6 +26,8 @@ from devplan.runtime.errors import UsageError
 from devplan.runtime.expr import Expr
 from devplan.runtime.program import Symbol
 
+PURE = tuple(name for name in pass_names() if name != "fold-constants")
+"""The built-in passes that need no torch."""
 H2D = (IoRule("h2d", "device"),)
 D2H = (IoRule("d2h", "device"),)
 BOTH = (IoRule("both", "device"),)
@@ -309,7 +311,11 @@ def test_row_7_skipping_without_device_planning_is_refused(
     io: tuple[IoRule, ...], parse: Callable[..., PlacedGraph]
 ) -> None:
     with pytest.raises(UsageError, match="device planning is off") as caught:
-        run_stage(build_pipeline(ExportOptions(io=io, device_planning=False)), Stage.PLACED, [parse(ADD)])
+        run_stage(
+            build_pipeline(ExportOptions(pipeline=PURE, io=io, device_planning=False)),
+            Stage.PLACED,
+            [parse(ADD)],
+        )
     assert caught.value.code == 2
     assert "--no-device-planning" in caught.value.hint
 
@@ -400,14 +406,16 @@ def test_rows_41_and_42_one_method_skips_and_the_other_does_not(
 def test_row_46_methods_share_state_on_one_device(parse: Callable[..., PlacedGraph]) -> None:
     read = parse("state s\ninput a\nt = add(a, s) c0\nreturn t", "read")
     write = parse("state s\ninput a\nt = add(a, s) c0\ns <- t\nreturn t", "write")
-    graphs = run_stage(build_pipeline(ExportOptions(device="cuda:1")), Stage.PLACED, [read, write])
+    graphs = run_stage(
+        build_pipeline(ExportOptions(pipeline=PURE, device="cuda:1")), Stage.PLACED, [read, write]
+    )
     homes = {str(node.device) for graph in graphs for node in graph.nodes if node.kind is NodeKind.STATE}
     assert homes == {"cuda:1"}
     assert all(entry.tensor != "s" for graph in graphs for entry in ledger(graph))
 
 
 def test_row_47_every_device_has_one_pool_and_no_option_says_otherwise() -> None:
-    options = ExportOptions(pass_options={"insert-copies": {"pool": 2}})
+    options = ExportOptions(pipeline=PURE, pass_options={"insert-copies": {"pool": 2}})
     with pytest.raises(UsageError, match="pass `insert-copies` has no option `pool`"):
         build_pipeline(options)
 
