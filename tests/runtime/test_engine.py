@@ -386,7 +386,7 @@ def test_dynamic_shapes_below_the_bound(program: Any, symbolic: Any) -> None:
 def test_dynamic_shapes_are_checked(program: Any, symbolic: Any) -> None:
     loaded, _ = load(program, dynamic(program, symbolic))
     call = loaded.method()
-    with pytest.raises(UsageError, match="input `x` has size 65 in dimension 0: .* for 1 to 64"):
+    with pytest.raises(UsageError, match=r"input `x` has size 65 in dimension 0: .* for 1 to 64"):
         call(np.ones((65, 2), np.float32), np.ones(130, np.float32))
     with pytest.raises(UsageError, match="input `mask` has size 5 in dimension 0 instead of 6"):
         call(np.ones((3, 2), np.float32), np.ones(5, np.float32))
