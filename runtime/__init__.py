@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .engine import LoadedMethod, LoadedProgram
+    from .engine import LoadedProgram
     from .host import HostTensor
     from .loading import load_planned
+    from .method import LoadedMethod
     from .start import load
 
 _HOMES = {
     "HostTensor": "host",
-    "LoadedMethod": "engine",
+    "LoadedMethod": "method",
     "LoadedProgram": "engine",
     "load": "start",
     "load_planned": "loading",

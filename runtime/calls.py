@@ -81,6 +81,8 @@ class Caller:
         self._names = [port.name for port in method.outputs]
         self.is_static = not method.symbols and not any(storage.external for storage in method.storages)
         self.last: Bound | None = None
+        self.is_running = False
+        """Set once the instructions of a call begin: a failure before that has changed nothing."""
 
     def prepare(self) -> None:
         """Bind (and capture) ahead of the first call, where nothing depends on the call."""
@@ -118,6 +120,7 @@ class Caller:
             self._context.before()
         for store, value in zip(bound.stores, args, strict=True):
             store(value)
+        self.is_running = True
         bound.execution.run()
 
     def _storage(self, port: Port) -> Storage:

@@ -43,7 +43,8 @@ def _to_array(value: object, label: str) -> Array:
         return np.asarray(value)
     if hasattr(value, "__dlpack__"):
         try:
-            return np.from_dlpack(value)
+            exporter: Any = value
+            return np.from_dlpack(exporter)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise UsageError(f"{label} cannot be read as a host tensor", why=str(error)) from error
     raise UsageError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from .errors import UsageError
 from .host import Array, HostTensor, HostValue, host_value, numpy_dtype
 from .inputs import host_array
 from .program import Device, StateVariable
+from .session import Session
 
 
 class State:
@@ -27,12 +28,10 @@ class State:
         addresses: Mapping[str, int],
         backends: Mapping[Device, Backend],
         initial: Mapping[str, memoryview],
-        guard: Callable[[], Any],
-        recovered: Callable[[], None],
+        session: Session,
     ) -> None:
         self._variables, self._addresses, self._backends = variables, addresses, backends
-        self._initial, self._guard, self._recovered = initial, guard, recovered
-        self._suspect: set[str] = set()
+        self._initial, self._session = initial, session
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,23 +46,23 @@ class State:
         variable = self._variable(name)
         raw = np.empty(variable.shape, numpy_dtype(variable.dtype))
         if variable.nbytes:
-            with self._guard():
+            with self._session.exclusive():
                 self._backends[variable.device].download(self._addresses[name], _flat(raw))
         return host_value(raw, variable.dtype)
 
     def set(self, name: str, value: object) -> None:
         """Replace the value; UsageError when name, shape or dtype do not fit."""
         variable = self._variable(name)
-        with self._guard():
+        with self._session.exclusive():
             self._write(variable, host_array(value, f"state `{name}`", variable.dtype, variable.shape))
-        self._restored(name)
+        self._session.restored([name])
 
     def reset(self, *names: str) -> None:
         """Restore the initial values of these, or of all."""
-        with self._guard():
+        with self._session.exclusive():
             for variable in [self._variable(name) for name in names or self._variables]:
                 self._write_initial(variable)
-        self._restored(*(names or self._variables))
+        self._session.restored(names or self._variables)
 
     def save(self, path: str | Path) -> None:
         """Write all values to a NumPy ``.npz`` file; types NumPy lacks as raw bits under ``NAME|DTYPE``."""
@@ -94,14 +93,10 @@ class State:
             raw = arrays[key]
             self.set(variable.name, host_value(raw, variable.dtype))
 
-    def mark_unknown(self, names: Iterable[str]) -> None:
-        """A call failed that writes these: they must be set or reset before the next call."""
-        self._suspect.update(names)
-
     @property
     def unknown(self) -> tuple[str, ...]:
         """Names whose value a failed call left undefined."""
-        return tuple(sorted(self._suspect))
+        return tuple(sorted(self._session.unknown))
 
     def write_all_initial(self) -> None:
         """Give every variable its initial value (at load)."""
@@ -112,11 +107,6 @@ class State:
         """Take over the values of a clone's origin."""
         for name in self._variables:
             self.set(name, other.get(name))
-
-    def _restored(self, *names: str) -> None:
-        self._suspect.difference_update(names)
-        if not self._suspect:
-            self._recovered()
 
     def _variable(self, name: str) -> StateVariable:
         if name not in self._variables:

@@ -43,6 +43,7 @@ class UnplannedCaller(Caller):
             held = {name: block.address for name, block in blocks.items()}
             memory.addresses |= {**self._context.addresses, **given.addresses, **held}
             self._store_inputs(given.values, memory)
+            self.is_running = True
             self._execute(memory)
             return self._collect(args, memory, blocks)
         finally:

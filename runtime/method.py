@@ -1,0 +1,97 @@
+"""The methods of a loaded program, as a caller holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .binding import CopyTally
+from .calls import Bound, Caller, written_state
+from .errors import ExecutionError
+from .inputs import arrange
+from .program import Method
+from .session import Session, busy
+
+
+class LoadedMethod:
+    """A method that can be called: ``method(tokens, mask)`` or ``method(tokens=..., mask=...)``.
+
+    Inputs are NumPy arrays, `HostTensor`, or objects with ``__array_interface__`` or ``__dlpack__``; inputs
+    that the program takes in device memory are device tensors. The result maps output names to NumPy arrays
+    (`HostTensor` for bfloat16 and 8-bit floats, device tensors for outputs left on a device). They are the
+    caller's own; with ``borrow=True`` they are `BorrowedTensor` views of the program's memory.
+
+    Raises:
+        UsageError: an input's name, rank, a dimension, dtype or place does not fit.
+        ExecutionError: a step failed, the program is closed, or another thread uses it.
+    """
+
+    def __init__(self, method: Method, caller: Caller, session: Session) -> None:
+        self.description = method
+        self._caller, self._session = caller, session
+        self._names, self._arity = [port.name for port in method.inputs], len(method.inputs)
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return self.description.name
+
+    @property
+    def bound(self) -> Bound | None:
+        """Operands and execution of the last binding; None before the first call, and without a plan."""
+        return self._caller.last
+
+    @property
+    def no_graph_reason(self) -> str:
+        """Why the last binding does not run as one device graph; empty when it does."""
+        last = self._caller.last
+        return last.no_graph_reason if last is not None else "the method was not prepared or called yet"
+
+    @property
+    def copies(self) -> CopyTally:
+        """Copies executed so far, by kind."""
+        return self._caller.copies()
+
+    def prepare(self) -> None:
+        """Bind and capture now rather than at the first call (static methods only)."""
+        with self._session.exclusive():
+            self._caller.prepare()
+
+    def __call__(self, *inputs: Any, borrow: bool = False, **named: Any) -> dict[str, Any]:
+        session, caller = self._session, self._caller
+        args: Sequence[Any] = inputs
+        if named or len(inputs) != self._arity:
+            args = self._arranged(inputs, named)
+        if not session.lock.acquire(False):
+            raise busy()
+        caller.is_running = False
+        try:
+            if session.blocked:
+                raise ExecutionError(f"method `{self.name}` cannot run", why=session.blocked)
+            session.generation += 1
+            return caller.call(args, borrow)
+        except BaseException as error:
+            if not caller.is_running:
+                raise
+            known = session.failed(self.name, written_state(self.description), error)
+            if known is error:
+                raise
+            raise known from error
+        finally:
+            session.lock.release()
+
+    def _arranged(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        if not inputs and len(named) == self._arity:  # the usual call; `arrange` explains any other
+            try:
+                return [named[name] for name in self._names]
+            except KeyError:
+                pass
+        return arrange(self.description, inputs, named)
+
+    def run(self, inputs: Mapping[str, Any], *, borrow: bool = False) -> dict[str, Any]:
+        """Like a call, for input names that are no Python names."""
+        return self(*self._arranged((), inputs), borrow=borrow)
+
+    def forget(self) -> None:
+        """Drop what was bound (at close)."""
+        self._caller.forget()
