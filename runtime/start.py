@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ def load(
     allow_torch_ops: bool = False,
     poison: bool = False,
     notify: Callable[[str], None] | None = None,
+    tuning: str | Path | None = None,
 ) -> LoadedProgram:
     """Read, check and load an artifact.
 
@@ -30,6 +32,8 @@ def load(
         allow_torch_ops: whether operators of a CUDA program may run on the host through torch. A program
             exported for the cpu needs no leave.
         poison: on the emulator, overwrite every storage when its live range ends (for tests of plans).
+        tuning: a file that `devplan tune` wrote; not used on another GPU or with another library, as
+            ``notify`` is told.
         notify: told what a person should know, one line each; by default a `UserWarning`.
 
     Raises:
@@ -49,7 +53,7 @@ def load(
         _warm_up(artifact.planned, device, device_map)
     from .loading import load_planned
 
-    return load_planned(
+    program = load_planned(
         artifact.planned,
         artifact.constants,
         device,
@@ -58,19 +62,43 @@ def load(
         poison=poison,
         notify=notify,
     )
+    if tuning is not None:
+        _apply_tuning(program, Path(tuning), notify)
+    return program
+
+
+def _apply_tuning(program: LoadedProgram, path: Path, notify: Callable[[str], None] | None) -> None:
+    from . import tune
+
+    try:
+        reason = tune.apply(program, tune.Tuning.read(path))
+    except BaseException:
+        program.close()
+        raise
+    if reason:
+        line = f"`{path}` is not used: {reason}"
+        warnings.warn(line, stacklevel=3) if notify is None else notify(line)
 
 
 def _warm_up(planned: PlannedProgram, device: str | None, device_map: Mapping[str, str] | None) -> None:
-    """Begin what the program will need: contexts of its GPUs, and cuBLASLt where it multiplies matrices."""
+    """Begin what the program will need: contexts of its GPUs, and the libraries that it calls."""
     from .cuda import warm
-    from .program import CPU
+    from .program import CPU, LibraryCall
 
     methods = planned.program.methods
     slots = {storage.device for method in methods for storage in method.storages} - {CPU}
     chosen = (device or "").partition(":")[2]
-    for slot in slots:
-        text = chosen or (device_map or {}).get(str(slot), str(slot)).partition(":")[2]
-        if text.isdigit():
-            warm.begin_context(int(text))
-    if any(getattr(step, "function", "") == "matmul" for method in methods for step in method.instructions):
-        warm.begin_cublaslt()
+    texts = [
+        chosen or (device_map or {}).get(str(slot), str(slot)).partition(":")[2] for slot in sorted(slots)
+    ]
+    ordinals = [int(text) for text in texts if text.isdigit()]
+    for ordinal in ordinals:
+        warm.begin_context(ordinal)
+    for method in methods:
+        for call in method.instructions:
+            if not isinstance(call, LibraryCall) or not ordinals:
+                continue
+            if call.function == "matmul":
+                warm.begin_cublaslt(ordinals[0], method.value(call.reads[0]).dtype)
+            elif call.function in ("convolution", "attention"):
+                warm.begin_cudnn()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _WARP = 32
 
-_LIBRARIES = {"matmul": "cublaslt", "convolution": "cudnn"}
+_LIBRARIES = {"matmul": "cublaslt", "convolution": "cudnn", "attention": "cudnn"}
 """Which library serves a function of `runtime.library`; `fill` needs none."""
 
 
@@ -241,15 +241,15 @@ class CudaBackend:
             return bind_fill(self, operands[call.writes[0]], call.attribute("value"))
         library = _LIBRARIES.get(call.function)
         if library is not None:
-            step: Step = self._library(library).bind(call, operands)
+            step: Step = self.library(library).bind(call, operands)
             return step
         raise DeviceError(
             f"library function `{call.function}` is not served on CUDA",
             hint="export again with `--no-library-calls`",
         )
 
-    def _library(self, name: str) -> Any:
-        """The library, loaded by the first call that needs it: each costs a good part of a cold start."""
+    def library(self, name: str) -> Any:
+        """``cublaslt`` or ``cudnn``, loaded by the first call that needs it: each costs a cold start much."""
         if name not in self._libraries:
             if name == "cublaslt":
                 from .cublaslt import CublasLt

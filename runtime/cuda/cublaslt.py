@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backend import Operand, Step
@@ -106,19 +107,21 @@ class CublasLt:
             DeviceError: an element type or epilogue that cuBLASLt does not have.
             ExecutionError: operands do not fit, or no algorithm serves them.
         """
-        names = list(call.reads)
-        a, b = operands[names.pop(0)], operands[names.pop(0)]
-        bias = operands[names.pop(0)] if call.attribute("has_bias", False) else None
-        c = operands[names.pop(0)] if call.attribute("has_c", False) else None
-        out = operands[call.writes[0]]
+        a, b, bias, c, out = _roles(call, operands)
         verify_shapes(a, b, out, bias, c)
         if out.numel == 0:
             return _nothing
         if a.numel == 0 and bias is None and c is None:
             return bind_fill(self._backend, out, 0)
-        described = product(a, b, out, bias, c)
+        return self._bind(call, product(a, b, out, bias, c), operands.get(call.workspace), algorithm)
+
+    def key(self, call: LibraryCall, operands: Mapping[str, Operand]) -> str:
+        """What `CudaBackend.tuning` knows a call by; empty for one without elements."""
+        a, b, bias, c, out = _roles(call, operands)
+        if 0 in (a.numel, b.numel, out.numel):
+            return ""
         workspace = operands.get(call.workspace)
-        return self._bind(call, described, workspace, algorithm)
+        return matmul_key(call, product(a, b, out, bias, c), workspace.span_nbytes if workspace else 0)
 
     def _bind(
         self, call: LibraryCall, described: Product, workspace: Operand | None, algorithm: int | None
@@ -133,7 +136,7 @@ class CublasLt:
             d,
         )
         limit = workspace.span_nbytes if workspace else 0
-        key = matmul_key(call, described)
+        key = matmul_key(call, described, limit)
         chosen = self._choose(key, operation, layouts, described, limit, algorithm)
         scalar = ctypes.c_double if described.d.operand.dtype is DType.FLOAT64 else ctypes.c_float
         alpha = scalar(_number(call, "alpha", 1.0))
@@ -159,13 +162,7 @@ class CublasLt:
     def algorithms(self, call: LibraryCall, operands: Mapping[str, Operand]) -> int:
         """How many algorithms the library offers for a call: the indices that `bind` takes."""
         self.bind(call, operands, 0)
-        names = list(call.reads)
-        bias = operands[names[2]] if call.attribute("has_bias", False) else None
-        c = operands[names[-1]] if call.attribute("has_c", False) else None
-        described = product(operands[names[0]], operands[names[1]], operands[call.writes[0]], bias, c)
-        workspace = operands.get(call.workspace)
-        limit = workspace.span_nbytes if workspace else 0
-        return len(self._found[f"{matmul_key(call, described)} {_alignments(described)} {limit} all"])
+        return len(self._found[f"{self.key(call, operands)} all"])
 
     # --- descriptors ----------------------------------------------------------------------------------
 
@@ -232,7 +229,7 @@ class CublasLt:
         if index is None:
             index = self._backend.tuning.get(key)
         count = 1 if index is None else _MAX_ALGORITHMS
-        memo = f"{key} {_alignments(described)} {limit} {'first' if index is None else 'all'}"
+        memo = f"{key} {'first' if index is None else 'all'}"
         if memo not in self._found:
             self._found[memo] = self._ask(operation, layouts, described, limit, count)
         found, index = self._found[memo], index or 0
@@ -277,7 +274,43 @@ def _copied(algorithm: Any) -> Any:
     return (ctypes.c_uint64 * 8)(*algorithm)
 
 
-def matmul_key(call: LibraryCall, described: Product) -> str:
+def first_heuristic(path: Path, dtype: DType) -> None:
+    """Let the library choose an algorithm for a small product, in the current context, and forget it.
+
+    The first choice makes the library build its tables; statuses are left to the calls that matter.
+    """
+    library, handle, preference = ctypes.CDLL(str(path)), ctypes.c_void_p(), ctypes.c_void_p()
+    operation, layout = ctypes.c_void_p(), ctypes.c_void_p()
+    result, found = _Heuristic(), ctypes.c_int()
+    if dtype not in _DATA_TYPES or library.cublasLtCreate(ctypes.byref(handle)):
+        return
+    double = dtype is DType.FLOAT64
+    compute, scale = (_COMPUTE_FLOAT64, DType.FLOAT64) if double else (_COMPUTE_FLOAT32, DType.FLOAT32)
+    extents = (ctypes.c_uint64(64), ctypes.c_uint64(64), ctypes.c_int64(64))
+    library.cublasLtMatmulDescCreate(ctypes.byref(operation), compute, _DATA_TYPES[scale])
+    library.cublasLtMatrixLayoutCreate(ctypes.byref(layout), _DATA_TYPES[dtype], *extents)
+    library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference))
+    layouts = (layout, layout, layout, layout)
+    answer = (1, ctypes.byref(result), ctypes.byref(found))
+    library.cublasLtMatmulAlgoGetHeuristic(handle, operation, *layouts, preference, *answer)
+    library.cublasLtMatmulPreferenceDestroy(preference)
+    library.cublasLtMatrixLayoutDestroy(layout)
+    library.cublasLtMatmulDescDestroy(operation)
+    library.cublasLtDestroy(handle)
+
+
+def _roles(
+    call: LibraryCall, operands: Mapping[str, Operand]
+) -> tuple[Operand, Operand, Operand | None, Operand | None, Operand]:
+    """A `matmul` call's a, b, bias, c and out."""
+    names = list(call.reads)
+    a, b = operands[names.pop(0)], operands[names.pop(0)]
+    bias = operands[names.pop(0)] if call.attribute("has_bias", False) else None
+    c = operands[names.pop(0)] if call.attribute("has_c", False) else None
+    return a, b, bias, c, operands[call.writes[0]]
+
+
+def matmul_key(call: LibraryCall, described: Product, workspace_nbytes: int) -> str:
     """What a product is, as text: equal keys may share a tuned algorithm."""
     parts = [f"{described.batch}x{described.m}x{described.n}x{described.k}", str(described.d.operand.dtype)]
     for matrix in (described.first, described.second, described.d, *((described.c,) if described.c else ())):
@@ -285,6 +318,7 @@ def matmul_key(call: LibraryCall, described: Product) -> str:
     parts.append(f"{call.attribute('epilogue', 'none')}{'+bias' if described.bias else ''}")
     if call.attribute("allow_tf32", False):
         parts.append("tf32")
+    parts.append(f"aligned {','.join(map(str, _alignments(described)))} workspace {workspace_nbytes}")
     return " ".join(["matmul", *parts])
 
 

@@ -18,8 +18,7 @@ def load(name: str, title: str) -> tuple[ctypes.CDLL, str]:
     Raises:
         DeviceError: it is nowhere, with the command that installs it.
     """
-    if name == "cublasLt":
-        warm.wait_for_cublaslt()
+    warm.wait_for_library(name)
     try:
         pathfinder: Any = importlib.import_module("cuda.pathfinder")
     except ImportError as error:

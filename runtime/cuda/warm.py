@@ -14,11 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..dtypes import DType
 from ..errors import DevplanError
 
-_DRIVER, _CUBLASLT = "driver", "cublasLt"
+_DRIVER, _CUBLASLT, _CUDNN = "driver", "cublasLt", "cudnn"
 _begun: dict[str, threading.Thread] = {}
 _contexts: dict[int, Any] = {}
+_taken: set[int] = set()
 _lock = threading.Lock()
 
 
@@ -33,22 +35,32 @@ def begin_context(ordinal: int) -> None:
     _begin(f"context {ordinal}", lambda: _make_context(ordinal))
 
 
-def begin_cublaslt() -> None:
-    """Start mapping cuBLASLt, where a wheel has it; elsewhere it is found when it is needed."""
-    _begin(_CUBLASLT, _map_cublaslt)
+def begin_cublaslt(ordinal: int, dtype: DType) -> None:
+    """Start mapping cuBLASLt, where a wheel has it, and make its first choice of an algorithm.
+
+    That one takes 0.2 s, those that follow a few microseconds. Elsewhere it is found when it is needed.
+    """
+    _begin(_CUBLASLT, lambda: _prepare_cublaslt(ordinal, dtype))
+
+
+def begin_cudnn() -> None:
+    """Start mapping cuDNN, where a wheel has it; elsewhere it is found when it is needed."""
+    _begin(_CUDNN, _map_cudnn)
 
 
 def take_context(ordinal: int) -> Any:
     """The context that was begun, whose release is the taker's now; None when there is none to take."""
     _wait(f"context {ordinal}")
     with _lock:
-        _begun.pop(f"context {ordinal}", None)
-        return _contexts.pop(ordinal, None)
+        if ordinal in _taken:
+            return None
+        _taken.add(ordinal)
+        return _contexts.get(ordinal)
 
 
-def wait_for_cublaslt() -> None:
-    """Wait until the mapping that was begun is done, if one was."""
-    _wait(_CUBLASLT)
+def wait_for_library(name: str) -> None:
+    """Wait until ``cublasLt`` or ``cudnn`` is ready, if it was begun."""
+    _wait(name)
 
 
 def _begin(name: str, work: Callable[[], None]) -> None:
@@ -88,19 +100,52 @@ def _make_context(ordinal: int) -> None:
             _contexts[ordinal] = context
 
 
-def _map_cublaslt() -> None:
+def _prepare_cublaslt(ordinal: int, dtype: DType) -> None:
     path = find_cublaslt()
-    if path is not None:
-        # `ctypes.CDLL` holds Python's lock while it maps; a foreign call of `dlopen` itself does not.
-        opens = ctypes.CDLL(None).dlopen
-        opens.restype, opens.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
-        opens(os.fsencode(path), os.RTLD_NOW | os.RTLD_GLOBAL)
+    if path is None:
+        return
+    map_library(path, os.RTLD_NOW | os.RTLD_GLOBAL)
+    _wait(f"context {ordinal}")
+    context = _contexts.get(ordinal)
+    if context is not None:
+        from .cublaslt import first_heuristic
+        from .driver import bindings
+
+        bindings().cuCtxSetCurrent(context)
+        first_heuristic(path, dtype)
+
+
+def _map_cudnn() -> None:
+    folder = find_cudnn()
+    if folder is None:
+        return
+    for part in ("", "_graph", "_heuristic", "_engines_precompiled", "_engines_runtime_compiled"):
+        path = folder / f"libcudnn{part}.so.9"
+        if path.exists():
+            map_library(path, os.RTLD_NOW | os.RTLD_GLOBAL)
+
+
+def map_library(path: Path, mode: int) -> None:
+    """Map a library outside Python's lock, which `ctypes.CDLL` holds while it maps."""
+    opens = ctypes.CDLL(None).dlopen
+    opens.restype, opens.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
+    opens(os.fsencode(path), mode)
 
 
 def find_cublaslt() -> Path | None:
     """cuBLASLt in NVIDIA's wheels along ``sys.path``, or None."""
+    return _find("nvidia/cu13/lib/libcublasLt.so.13", "nvidia/cublas/lib/libcublasLt.so.12")
+
+
+def find_cudnn() -> Path | None:
+    """The folder of cuDNN in NVIDIA's wheels along ``sys.path``, or None."""
+    found = _find("nvidia/cudnn/lib/libcudnn.so.9")
+    return found.parent if found else None
+
+
+def _find(*places: str) -> Path | None:
     for folder in map(Path, filter(None, sys.path)):
-        for place in ("nvidia/cu13/lib/libcublasLt.so.13", "nvidia/cublas/lib/libcublasLt.so.12"):
+        for place in places:
             if (path := folder / place).exists():
                 return path
     return None

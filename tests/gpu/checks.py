@@ -452,17 +452,91 @@ def check_transposed_convolutions() -> str:
     return f"largest error {worst:.1e}"
 
 
-def check_workspace_too_small() -> str:
-    x, w = place(np.ones((1, 64, 56, 56), np.float16)), place(np.ones((64, 64, 3, 3), np.float16))
-    out = place(np.ones((1, 64, 56, 56), np.float16))
-    attributes = (("stride", (1, 1)), ("padding", (1, 1)), ("dilation", (1, 1)), ("groups", 1))
+def check_workspace_is_respected() -> str:
+    x, w = place(np.ones((1, 16, 1024, 1), np.float32)), place(np.ones((128, 16, 64, 1), np.float32))
+    attributes = (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1)), ("groups", 1))
+    out = place(np.ones((1, 128, 961, 1), np.float32))
     call = LibraryCall("convolution", ("x", "w"), ("out",), attributes)
-    try:
-        gpu().bind(call, {"x": x[0], "w": w[0], "out": out[0]}, {})()
-    except ExecutionError as error:
-        return error.why
+    gpu().bind(call, {"x": x[0], "w": w[0], "out": out[0]}, {})()
     gpu().synchronize()
-    return "cuDNN's first choice needs none"
+    assert (fetch(out[0]) == 1024).all()
+    return "an engine without workspace"
+
+
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, mask: np.ndarray | None) -> np.ndarray:
+    repeat = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, repeat, 1), np.repeat(v, repeat, 1)
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    scores = scores if mask is None else scores + mask
+    scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf) if causal else scores
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def check_attention() -> str:
+    worst, count, seconds = 0.0, 0, 0.0
+    cases = (
+        ((1, 12, 128, 32), (1, 12, 128, 32)),
+        ((2, 8, 100, 64), (2, 2, 77, 64)),
+        ((1, 6, 257, 64), (1, 6, 257, 64)),
+        ((1, 32, 1, 128), (1, 8, 512, 128)),
+    )
+    for dtype, (q_shape, k_shape), mode in itertools.product(
+        (DType.FLOAT16, DType.BFLOAT16), cases, ("plain", "causal", "mask", "rows first")
+    ):
+        if mode == "causal" and q_shape[2] != k_shape[2]:
+            continue
+        arrays = {
+            name: RANDOM.standard_normal(s).astype(np.float32)
+            for name, s in zip("qkv", (q_shape, k_shape, k_shape), strict=True)
+        }
+        arrays["out"] = np.zeros(q_shape, np.float32)
+        if mode == "rows first":  # as a projection leaves it: [batch, rows, heads, depth]
+            arrays = {
+                name: np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for name, x in arrays.items()
+            }
+        mask = (
+            RANDOM.standard_normal((1, 1, q_shape[2], k_shape[2])).astype(np.float32)
+            if mode == "mask"
+            else None
+        )
+        reads = ("q", "k", "v") if mask is None else ("q", "k", "v", "mask")
+        arrays |= {} if mask is None else {"mask": mask}
+        attributes = (("is_causal", mode == "causal"), ("has_mask", mask is not None), ("scale", None))
+        call = LibraryCall("attention", reads, ("out", "workspace"), attributes, "workspace")
+        start = time.perf_counter()
+        got = run_convolution(call, arrays, dtype)
+        seconds = max(seconds, time.perf_counter() - start)
+        q, k, v = (rounded(arrays[name], dtype) for name in "qkv")
+        wanted = attend(q, k, v, mode == "causal", None if mask is None else rounded(mask, dtype))
+        error = error_of(got, wanted)
+        assert error < 2 * TOLERANCE[dtype], (dtype, q_shape, mode, error)
+        worst, count = max(worst, error), count + 1
+    return f"{count} attentions, largest error {worst:.1e}; slowest bind and run {seconds * 1e3:.0f} ms"
+
+
+def check_attention_speed() -> str:
+    shape = (1, 12, 128, 32)
+    arrays = {
+        name: np.ascontiguousarray(RANDOM.standard_normal((1, 128, 12, 32)).astype(np.float32)).swapaxes(1, 2)
+        for name in "qkvo"
+    }
+    placed = {name: place(array, DType.FLOAT16) for name, array in arrays.items()}
+    operands = {name: operand for name, (operand, _) in placed.items()}
+    call = LibraryCall("attention", ("q", "k", "v"), ("o",), (("scale", None),))
+    step = gpu().bind(call, operands, {})
+    fused = np.median([run[0] for run in gpu().timeline([[step] * 20], 20)]) / 20
+    scores = place(np.zeros((12, 128, 128), np.float32), DType.FLOAT16)
+    flat = {
+        name: Operand(o.address, o.dtype, (12, 128, 32), (32, 384, 1), GPU) for name, o in operands.items()
+    }
+    flat["k"] = Operand(flat["k"].address, DType.FLOAT16, (12, 32, 128), (32, 1, 384), GPU)
+    space = DeviceTensor.empty((4 << 20,), DType.UINT8, gpu())
+    flat |= {"s": scores[0], "w": space.operand}
+    first = gpu().bind(LibraryCall("matmul", ("q", "k"), ("s", "w"), (), "w"), flat, {})
+    second = gpu().bind(LibraryCall("matmul", ("s", "v"), ("o", "w"), (), "w"), flat, {})
+    products = np.median([run[0] for run in gpu().timeline([[first, second] * 20], 20)]) / 20
+    return f"{shape}: fused {fused * 1e6:.2f} us, the two products alone {products * 1e6:.2f} us"
 
 
 # --- graphs -------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from devplan.runtime.program import Device
 def nothing_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "_begun", {})
     monkeypatch.setattr(warm, "_contexts", {})
+    monkeypatch.setattr(warm, "_taken", set())
 
 
 def test_a_context_is_begun_once_and_taken_by_the_backend(cu: Any) -> None:

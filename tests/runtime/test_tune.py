@@ -1,0 +1,108 @@
+"""Choosing algorithms by measurement, on a device whose times are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from devplan.runtime import tune
+from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.engine import LoadedProgram
+from devplan.runtime.errors import DeviceError, UsageError
+from devplan.runtime.program import CPU, Device
+from devplan.runtime.recording import RecordingBackend
+
+CUDA = Device("cuda", 0)
+
+
+class Library:
+    """Offers as many algorithms as ``times`` has for the output's value name."""
+
+    version = 130100
+
+    def __init__(self, times: dict[str, list[float]]) -> None:
+        self.times = times
+
+    def key(self, call: Any, operands: Any) -> str:
+        return f"product {call.writes[0][0]}"
+
+    def algorithms(self, call: Any, operands: Any) -> int:
+        return len(self.times[self.key(call, operands)])
+
+    def bind(self, call: Any, operands: Any, index: int) -> Any:
+        return self.times[self.key(call, operands)][index]
+
+
+class TunedBackend(RecordingBackend):
+    """A recording device with a library; steps of the library are their own times."""
+
+    def __init__(self, times: dict[str, list[float]]) -> None:
+        super().__init__(CUDA, {})
+        self.tuning: dict[str, int] = {}
+        self._times = Library(times)
+
+    label = "Fake GPU"
+
+    def library(self, name: str) -> Library:
+        assert name == "cublaslt"
+        return self._times
+
+    def timeline(self, groups: list[list[Any]], repeat: int) -> list[list[float]]:
+        return [[sum(group) for group in groups]] * repeat
+
+
+def load(program: Any, backend: Any) -> LoadedProgram:
+    method = program.method()
+    x = method.input("x", (4, 4))
+    for name in ("y1", "y2", "z1"):
+        method.tensor(name, (4, 4))
+        method.call("matmul", [x, x], [name])
+    state = program.variable(method, "w", (4, 4))
+    method.call("matmul", [x, x], [state])
+    method.output("out", "z1")
+    return LoadedProgram(program.planned(), program.bytes, {CUDA: backend, CPU: CpuBackend()})
+
+
+def test_the_fastest_algorithm_is_chosen_once_per_distinct_call(program: Any) -> None:
+    loaded = load(program, TunedBackend({"product y": [5.0, 3.0, 4.0], "product z": [5.0, 4.95]}))
+    method = loaded.method()
+    method(np.ones((4, 4), np.float32))
+    tuning, findings = tune.tune(loaded, method)
+    assert [(found.key, found.candidates, found.best) for found in findings] == [
+        ("product y", 3, 1),
+        ("product z", 2, 0),  # one percent is noise
+    ]
+    assert (findings[0].first_seconds, findings[0].best_seconds) == (5.0, 3.0)
+    assert tuning == tune.Tuning("Fake GPU", 130100, {"product y": 1})
+
+
+def test_a_file_comes_back_and_is_applied_only_where_it_was_made(program: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    tune.Tuning("Fake GPU", 130100, {"product y": 2}).save(path)
+    backend = TunedBackend({})
+    loaded = load(program, backend)
+    assert tune.apply(loaded, tune.Tuning.read(path)) == ""
+    assert backend.tuning == {"product y": 2}
+    reason = tune.apply(loaded, tune.Tuning("Other GPU", 130100, {}))
+    assert "for Other GPU" in reason and "this is Fake GPU" in reason
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"format": "devplan tuning 99"}', "[1]", '{"format": "devplan tuning 1"}']
+)
+def test_what_is_no_tuning_file_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(UsageError, match="no tuning file"):
+        tune.Tuning.read(tmp_path / "t.json")
+
+
+def test_without_a_gpu_there_is_nothing_to_tune(program: Any) -> None:
+    loaded = load(program, RecordingBackend(CUDA, {}))
+    with pytest.raises(UsageError, match="not called yet"):
+        tune.tune(loaded, loaded.method())
+    loaded.method()(np.ones((4, 4), np.float32))
+    with pytest.raises(DeviceError, match="needs a GPU"):
+        tune.tune(loaded, loaded.method())
