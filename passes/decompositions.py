@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .attention import fused, is_fusable
+
 aten = torch.ops.aten
 
 
@@ -29,6 +31,8 @@ def attention(
     evaluation.
     """
     scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+    if is_fusable(query, key, value, attn_mask):
+        return fused(query, key, value, attn_mask, scale, is_causal)
     if enable_gqa:
         groups = query.size(-3) // key.size(-3)
         key = key.repeat_interleave(groups, -3)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -19,6 +19,9 @@ from .origins import module_path, source_line
 from .placed import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
 from .sizes import bound_of, to_dtype, to_size
 from .source import MethodSource
+
+if TYPE_CHECKING:
+    from .contents import Contents
 
 
 @dataclass
@@ -40,7 +43,25 @@ class ExportedMethod:
     symbols: tuple[Symbol, ...]
     input_tree: str = ""
     output_tree: str = ""
-    folded: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+
+    def add_constant(self, contents: Contents, name: str, value: torch.Tensor) -> torch.fx.Node:
+        """A placeholder for a constant that was computed at export."""
+        graph = self.graph.graph
+        with graph.inserting_before(next(iter(graph.nodes))):
+            made = graph.placeholder(name)
+        known: Any = next(n.meta["val"] for n in graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
+        with known.fake_mode:
+            made.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+        content = contents.name(self.name, name, value)
+        self.contents[made.name] = content
+        self.tensors[content] = contents.tensors[content]
+        contents.readers[content] = contents.readers.get(content, 0) + 1
+        return made
+
+    def rename_ends(self, old: str, new: str) -> None:
+        """Let outputs and updates that came from one node come from another."""
+        self.updates = tuple((t, new if s == old else s) for t, s in self.updates)
+        self.outputs = tuple(replace(o, node=new) if o.node == old else o for o in self.outputs)
 
 
 @dataclass(frozen=True)

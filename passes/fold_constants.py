@@ -24,7 +24,7 @@ class FoldConstants(Pass[ExportedMethod]):
     name: ClassVar[str] = "fold-constants"
     stage: ClassVar[Stage] = Stage.EXPORTED
 
-    contents: Contents = field(repr=False)
+    contents: Contents = field(default_factory=Contents, repr=False)
     growth: int = 1 << 20
 
     def run(self, subject: ExportedMethod) -> PassResult[ExportedMethod]:
@@ -113,20 +113,10 @@ def _is_free_view(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor])
 def _become_constant(
     method: ExportedMethod, contents: Contents, node: torch.fx.Node, value: torch.Tensor
 ) -> None:
-    graph = method.graph.graph
-    first = next(iter(graph.nodes))
-    with graph.inserting_before(first):
-        made = graph.placeholder(f"folded_{node.name}")
-    made.meta["val"] = node.meta["val"]
+    value = value.clone() if value._is_view() else value
+    made = method.add_constant(contents, f"folded_{node.name}", value)
     node.replace_all_uses_with(made)
-    name = contents.name(method.name, f"folded.{node.name}", value.clone() if value._is_view() else value)
-    method.contents[made.name] = name
-    contents.readers[name] = contents.readers.get(name, 0) + 1
-    method.tensors[name] = contents.tensors[name]
-    method.updates = tuple((t, made.name if s == node.name else s) for t, s in method.updates)
-    method.outputs = tuple(
-        type(o)(o.name, made.name, o.literal) if o.node == node.name else o for o in method.outputs
-    )
+    method.rename_ends(node.name, made.name)
 
 
 def _drop_unused(method: ExportedMethod) -> None:

@@ -20,6 +20,7 @@ import torch._dynamo.device_interface as device_interface
 import torch._inductor.config as inductor_config
 import torch._inductor.fx_passes.misc_patterns as misc_patterns
 import torch._inductor.runtime.triton_helpers as triton_helpers
+from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import compile_fx, ir
 from torch._inductor import lowering as inductor_lowering
 from torch._inductor.codecache import PyCodeCache
@@ -215,7 +216,8 @@ def trace_on_target(
             decomposition_table=select_decomp_table(),
             tracing_mode="real",
         )(*fakes)
-    return traced, mode
+    # Traced layer by layer, a model computes its masks and positions once for each layer.
+    return torch.fx.GraphModule(traced, fx_graph_cse(traced.graph)), mode
 
 
 def on_target(mode: FakeTensorMode, value: Any, strides: Sequence[int] | None = None) -> Any:
@@ -406,18 +408,34 @@ class _Reader:
     def _read_ExternKernelOutLine(self, line: lines.ExternKernelOutLine, origin: SourceLocation) -> None:
         node = line.node
         out = self._window(node.output_view if node.output_view else node)
-        self._extern(node, out, origin)
+        self._extern(node, (out,), origin)
 
     def _read_ExternKernelAllocLine(self, line: lines.ExternKernelAllocLine, origin: SourceLocation) -> None:
-        node = line.node
-        if not isinstance(node.layout, ir.Layout):
+        node: Any = line.node
+        made = [node] if isinstance(node.layout, ir.Layout) else list(node.outputs)
+        if not made or not all(isinstance(one.layout, ir.Layout) for one in made):
             raise _no_instruction(_operator_name(node), origin)
-        out = self._window(node)
-        elements = self._lowering.get_allocation_storage_size(node)
-        self._steps.append(Allocate(out, to_size(elements * out.dtype.itemsize)))
-        self._extern(node, out, origin)
+        outs: list[Window] = []
+        for one in made:
+            out = self._window(one)
+            elements = self._lowering.get_allocation_storage_size(one)
+            self._steps.append(Allocate(out, to_size(elements * out.dtype.itemsize)))
+            outs.append(out)
+        self._extern(node, tuple(outs), origin)
 
-    def _extern(self, node: Any, out: Window, origin: SourceLocation) -> None:
+    def _read_MultiOutputLine(self, line: lines.MultiOutputLine, origin: SourceLocation) -> None:
+        known = {step.window.buffer for step in self._steps if isinstance(step, Allocate)}
+        assert line.result_name in known, line.result_name
+
+    def _read_UnbackedSymbolDefsLine(
+        self, line: lines.UnbackedSymbolDefsLine, origin: SourceLocation
+    ) -> None:
+        if line.unbacked_bindings:
+            raise UnsupportedOperatorError(
+                f"the size of a result of `{origin.operator}` depends on data", why=f"at {origin}"
+            )
+
+    def _extern(self, node: Any, outs: tuple[Window, ...], origin: SourceLocation) -> None:
         tensors = tuple(self._window(i) for i in node.inputs)
         if hasattr(node, "unflatten_args"):
             operands, keywords = node.unflatten_args(tensors, node.constant_args)
@@ -425,7 +443,7 @@ class _Reader:
         else:
             operands, keywords = (*tensors, *node.constant_args), dict(node.kwargs)
         keywords = {k: self._window(v) if isinstance(v, ir.IRNode) else v for k, v in keywords.items()}
-        self._steps.append(ExternCall(_operator_name(node), tuple(operands), keywords, out, origin))
+        self._steps.append(ExternCall(_operator_name(node), tuple(operands), keywords, outs, origin))
 
     def _read_str(self, line: str, origin: SourceLocation) -> None:
         if re.match(r"\s*(#|assert_|del )", line):

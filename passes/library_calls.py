@@ -32,7 +32,7 @@ def to_library_calls(extern: ExternCall, *, allow_tf32: bool) -> list[Call]:
     Raises UnsupportedOperatorError, naming the operator and the user's line, when there are none.
     """
     translate = _TRANSLATIONS.get(extern.operator)
-    if translate is None or extern.out is None:
+    if translate is None or len(extern.outs) != 1:
         raise unsupported(extern.operator, extern.origin)
     return translate(extern, allow_tf32)
 
@@ -75,23 +75,21 @@ def _matmul(
 
 def _mm(extern: ExternCall, allow_tf32: bool) -> list[Call]:
     a, b = extern.operands[:2]
-    assert extern.out is not None
-    return [_matmul((a, b), extern.out, allow_tf32)]
+    return [_matmul((a, b), extern.outs[0], allow_tf32)]
 
 
 def _addmm(extern: ExternCall, allow_tf32: bool) -> list[Call]:
     added, a, b = extern.operands[:3]
-    assert extern.out is not None
     alpha = float(extern.keywords.get("alpha", 1))
     beta = float(extern.keywords.get("beta", 1))
     bias = _as_bias(added)
     if beta == 0:
-        return [_matmul((a, b), extern.out, allow_tf32, alpha=alpha)]
+        return [_matmul((a, b), extern.outs[0], allow_tf32, alpha=alpha)]
     if bias is not None and beta == 1 and len(a.sizes) == 2:
-        return [_matmul((a, b, bias), extern.out, allow_tf32, has_bias=True, alpha=alpha)]
-    if len(added.sizes) != len(extern.out.sizes) or 0 in added.strides:
+        return [_matmul((a, b, bias), extern.outs[0], allow_tf32, has_bias=True, alpha=alpha)]
+    if len(added.sizes) != len(extern.outs[0].sizes) or 0 in added.strides:
         raise unsupported("addmm with a broadcast matrix", extern.origin)
-    return [_matmul((a, b, added), extern.out, allow_tf32, has_c=True, alpha=alpha, beta=beta)]
+    return [_matmul((a, b, added), extern.outs[0], allow_tf32, has_c=True, alpha=alpha, beta=beta)]
 
 
 def _as_bias(window: Window) -> Window | None:
@@ -105,8 +103,7 @@ def _as_bias(window: Window) -> Window | None:
 
 def _mm_plus_mm(extern: ExternCall, allow_tf32: bool) -> list[Call]:
     a, b, c, d = extern.operands[:4]
-    out = extern.out
-    assert out is not None
+    out = extern.outs[0]
     return [_matmul((a, b), out, allow_tf32), _matmul((c, d, out), out, allow_tf32, has_c=True, beta=1.0)]
 
 
@@ -114,7 +111,6 @@ def _convolution(extern: ExternCall, allow_tf32: bool) -> list[Call]:
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = _convolution_operands(
         extern
     )
-    assert extern.out is not None
     attributes: dict[str, Argument] = {
         "stride": _numbers(stride),
         "padding": _numbers(padding),
@@ -127,7 +123,7 @@ def _convolution(extern: ExternCall, allow_tf32: bool) -> list[Call]:
         "allow_tf32": allow_tf32,
     }
     reads = (x, weight) if bias is None else (x, weight, bias)
-    return [Call("convolution", reads, extern.out, tuple(attributes.items()), CONVOLUTION_WORKSPACE)]
+    return [Call("convolution", reads, extern.outs[0], tuple(attributes.items()), CONVOLUTION_WORKSPACE)]
 
 
 def _convolution_operands(extern: ExternCall) -> list[Any]:

@@ -59,9 +59,9 @@ def _is_written(node: torch.fx.Node) -> bool:
         if not isinstance(user.target, torch._ops.OpOverload):
             continue
         for argument, given in zip(_arguments(user.target), user.args, strict=False):
-            if given is node and argument.alias_info is not None:
-                if argument.alias_info.is_write or _is_written(user):
-                    return True
+            aliased = argument.alias_info if given is node else None
+            if aliased is not None and (aliased.is_write or _is_written(user)):
+                return True
     return False
 
 

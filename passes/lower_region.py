@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..runtime.dtypes import DType
-from ..runtime.expr import Size
+from ..runtime.expr import Expr, Size
 from ..runtime.program import (
     Argument,
     Copy,
@@ -19,6 +19,7 @@ from ..runtime.program import (
     SourceLocation,
     Value,
 )
+from . import attention
 from .builder import MethodBuilder, contiguous_strides, plus, product, scaled, substitute
 from .library_calls import Call, to_library_calls
 from .tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, Tape, Window
@@ -48,6 +49,7 @@ class TapeLowering:
     ) -> None:
         self._builder, self._tape, self._device, self._region = builder, tape, device, region
         self._allow_tf32 = allow_tf32
+        self._rename = rename
         self.kernels = {name: rename(spec) for name, spec in tape.kernels.items()}
         self._buffers: dict[str, _Buffer] = {}
         self._bases: dict[str, str] = {}
@@ -152,8 +154,29 @@ class TapeLowering:
         return None
 
     def _extern(self, step: ExternCall) -> None:
+        if step.operator == attention.OPERATOR:
+            self._own_kernel(*attention.to_kernel(step), step)
+            return
         for call in to_library_calls(step, allow_tf32=self._allow_tf32):
             self._library_call(call, step.origin)
+
+    def _own_kernel(
+        self, spec: KernelSpec, arguments: Sequence[Window | Size | float], step: ExternCall
+    ) -> None:
+        """Launch a kernel that was written here rather than generated."""
+        spec = self._rename(spec)
+        self.kernels[spec.name] = spec
+        outs = {self._value(w) for w in step.outs}
+        named = [Ref(self._value(a)) if isinstance(a, Window) else a for a in arguments]
+        sizes = {n: a for n, a in zip(spec.call_names, arguments, strict=True) if isinstance(a, int | Expr)}
+        blocks = {k: v for k, v in spec.constants if isinstance(v, int)}
+        x, y, z = (substitute(text, {**blocks, **sizes}) for text in spec.grid)
+        reads = dict.fromkeys(a.name for a in named if isinstance(a, Ref) and a.name not in outs)
+        writes = tuple(self._value(w) for w in step.outs)
+        self._builder.instructions.append(
+            Launch(spec.name, tuple(named), (x, y, z), tuple(reads), writes, self._region, step.origin)
+        )
+        self._note_origin(writes, step.origin)
 
     def _library_call(self, call: Call, origin: SourceLocation) -> None:
         workspace = ""

@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 BUILT_IN: tuple[tuple[str, str], ...] = (
     ("fold-constants", "fold_constants:FoldConstants"),
+    ("merge-linears", "merge_linears:MergeLinears"),
     ("place-operators", "place:PlaceOperators"),
     ("insert-copies", "insert_copies:InsertCopies"),
     ("group-regions", "regions:GroupRegions"),

@@ -39,6 +39,6 @@ def bound_of(exported: Any, extent: torch.SymInt) -> tuple[int, int | None]:
     """Inclusive bounds of a symbolic extent; no upper bound is None."""
     node = extent.node
     ranges = node.shape_env.bound_sympy(node.expr)
-    lower = int(ranges.lower) if ranges.lower.is_finite else 0
-    upper = int(ranges.upper) if ranges.upper.is_finite and int(ranges.upper) < _UNBOUNDED else None
-    return max(lower, 0), upper
+    lower = int(ranges.lower) if isinstance(ranges.lower, sympy.Integer) else 0
+    upper = int(ranges.upper) if isinstance(ranges.upper, sympy.Integer) else _UNBOUNDED
+    return max(lower, 0), upper if upper < _UNBOUNDED else None

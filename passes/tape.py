@@ -82,8 +82,8 @@ class ExternCall:
     operator: str
     operands: tuple[Any, ...]
     keywords: dict[str, Any] = field(default_factory=dict[str, Any])
-    out: Window | None = None
-    """Where the result goes; None when it is an `Element` source."""
+    outs: tuple[Window, ...] = ()
+    """Where the results go."""
     origin: SourceLocation = NOWHERE
 
 

@@ -1,0 +1,224 @@
+"""Attention as one generated kernel that never writes the score matrix.
+
+The algorithm is FlashAttention-2 (Dao, 2023): a block of query rows stays on chip, key and value blocks
+stream past it, and a running maximum and sum rescale what was added up so far. Operands may be strided, so
+that the heads of a fused projection are read where they are, and the result lies row by row ([B, M, H, D] in
+memory), so that the projection behind it needs no transposition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..runtime.dtypes import DType
+from ..runtime.errors import UnsupportedOperatorError
+from ..runtime.expr import Size
+from .tape import ExternCall, KernelSpec, Window
+
+OPERATOR = "devplan.attention.default"
+
+_LIBRARY: Any = torch.library.Library("devplan", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal) -> Tensor",
+    tags=(torch.Tag.needs_exact_strides,),
+)
+
+
+@torch.library.register_fake("devplan::attention", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _fake(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    is_causal: bool,
+) -> torch.Tensor:
+    batch, heads, rows, _ = query.shape
+    return query.new_empty(batch, rows, heads, value.shape[-1]).transpose(1, 2)
+
+
+def is_fusable(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> bool:
+    """Whether the kernel is right and fast for these operands: half precision, four dimensions, D <= 256."""
+    if query.dtype not in (torch.float16, torch.bfloat16) or not query.dim() == key.dim() == value.dim() == 4:
+        return False
+    head = query.shape[-1]
+    if not (isinstance(head, int) and head <= 256 and value.shape[-1] == head):
+        return False
+    if not (isinstance(query.shape[1], int) and isinstance(key.shape[1], int)):
+        return False
+    return mask is None or mask.dim() <= 4
+
+
+def fused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    is_causal: bool,
+) -> torch.Tensor:
+    """The operator, on operands whose last dimension is dense and a mask that is not yet broadcast."""
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
+    if mask is not None:
+        while mask.dim() < 4:
+            mask = mask.unsqueeze(0)
+        for dimension, stride in enumerate(mask.stride()):
+            if stride == 0:
+                mask = mask.narrow(dimension, 0, 1)
+        mask = mask if mask.dtype == torch.bool else mask.to(query.dtype)
+    made: torch.Tensor = torch.ops.devplan.attention(query, key, value, mask, scale, is_causal)
+    return made
+
+
+_SOURCE = """\
+@triton.jit
+def attention(query, key, value, mask, output, rows, columns{runtime}{constants}):
+    start = tl.program_id(0) * BLOCK_M
+    pair = tl.program_id(1).to(tl.int64)
+    batch = pair // HEADS
+    head = pair % HEADS
+    m = start + tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    in_head = d < HEAD
+    query += batch * query_b + head * query_h
+    key += batch * key_b + (head // GROUP) * key_h
+    value += batch * value_b + (head // GROUP) * value_h
+    row_mask = (m[:, None] < rows) & in_head[None, :]
+    q = tl.load(query + m[:, None] * query_m + d[None, :], mask=row_mask, other=0.0)
+    biggest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    stop = columns
+    if CAUSAL:
+        stop = tl.minimum(columns, start + BLOCK_M)
+    for begin in range(0, stop, BLOCK_N):
+        c = begin + n
+        in_columns = c < columns
+        k = tl.load(
+            key + c[None, :] * key_m + d[:, None], mask=in_columns[None, :] & in_head[:, None], other=0.0
+        )
+        scores = tl.dot(q, k) * SCALE
+        allowed = in_columns[None, :] & (m[:, None] < rows)
+        if MASKED:
+            at = mask + batch * mask_b + head * mask_h + m[:, None] * mask_m + c[None, :] * mask_n
+            given = tl.load(at, mask=allowed, other=0)
+            if ADDITIVE:
+                scores += given.to(tl.float32) * 1.4426950408889634
+            else:
+                allowed = allowed & (given != 0)
+        if CAUSAL:
+            allowed = allowed & (c[None, :] <= m[:, None])
+        scores = tl.where(allowed, scores, float("-inf"))
+        higher = tl.maximum(biggest, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(biggest - base)
+        total = total * shrink + tl.sum(weights, 1)
+        v = tl.load(
+            value + c[:, None] * value_m + d[None, :], mask=in_columns[:, None] & in_head[None, :], other=0.0
+        )
+        sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+        biggest = higher
+    result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+    output += batch * output_b + head * output_h
+    at = output + m[:, None] * output_m + d[None, :]
+    tl.store(at, result.to(output.dtype.element_ty), mask=row_mask)
+"""
+"""Rows that may see nothing give zeros, as eager's attention does."""
+
+_TYPES = {DType.FLOAT16: "*fp16", DType.BFLOAT16: "*bf16", DType.BOOL: "*i1", DType.FLOAT32: "*fp32"}
+
+LaunchArgument = Window | Size | float
+
+
+def to_kernel(call: ExternCall) -> tuple[KernelSpec, tuple[LaunchArgument, ...]]:
+    """The kernel for one call of the operator and the launch's arguments: windows, then sizes."""
+    query, key, value, mask, scale, is_causal = call.operands
+    output = call.outs[0]
+    batch, heads, rows, head = query.sizes
+    if not (isinstance(heads, int) and isinstance(head, int) and isinstance(key.sizes[1], int)):
+        raise UnsupportedOperatorError("attention needs a static number of heads", why=str(call.origin))
+    shape = _blocks(batch, heads, rows, head)
+    constants: dict[str, Any] = {
+        **shape,
+        "SCALE": float(scale) / math.log(2),
+        "HEADS": heads,
+        "GROUP": heads // key.sizes[1],
+        "HEAD": head,
+        "CAUSAL": bool(is_causal),
+        "MASKED": mask is not None,
+        "ADDITIVE": mask is not None and mask.dtype is not DType.BOOL,
+    }
+    strides = _strides(query, key, value, output, mask)
+    runtime = {name: size for name, size in strides.items() if not isinstance(size, int)}
+    constants |= {name: size for name, size in strides.items() if isinstance(size, int)}
+    windows = (query, key, value, query if mask is None else mask, output)
+    arguments: tuple[LaunchArgument, ...] = (*windows, rows, key.sizes[2], *runtime.values())
+    spec = _spec(windows, list(runtime), constants, batch, heads, (rows, key.sizes[2]))
+    return spec, arguments
+
+
+def _strides(
+    query: Window, key: Window, value: Window, output: Window, mask: Window | None
+) -> dict[str, Size]:
+    named: dict[str, Size] = {}
+    for name, window in (("query", query), ("key", key), ("value", value), ("output", output)):
+        named |= {f"{name}_{axis}": stride for axis, stride in zip("bhm", window.strides, strict=False)}
+    strides: tuple[Size, ...] = (0, 0, 0, 0)
+    if mask is not None:
+        strides = tuple(0 if n == 1 else s for n, s in zip(mask.sizes, mask.strides, strict=True))
+    return named | {f"mask_{axis}": stride for axis, stride in zip("bhmn", strides, strict=True)}
+
+
+def _blocks(batch: Size, heads: int, rows: Size, head: int) -> dict[str, Any]:
+    """Block sizes: large enough for the tensor cores, small enough to fill a GPU of about 100 SMs."""
+    wide = max(16, 1 << (head - 1).bit_length())
+    block_m = 64 if wide > 128 else 128
+    known = batch * heads * rows if isinstance(batch, int) and isinstance(rows, int) else 1 << 20
+    while block_m > 16 and known // block_m < 96:
+        block_m //= 2
+    return {"BLOCK_M": block_m, "BLOCK_N": 32 if wide > 128 else 64, "BLOCK_D": wide}
+
+
+def _spec(
+    windows: Sequence[Window],
+    runtime: Sequence[str],
+    constants: dict[str, Any],
+    batch: Size,
+    heads: int,
+    sizes: tuple[Size, Size],
+) -> KernelSpec:
+    pointers = ("query", "key", "value", "mask", "output")
+    source = _SOURCE.format(
+        runtime="".join(f", {name}" for name in runtime),
+        constants="".join(f", {name}: tl.constexpr" for name in constants),
+    )
+    aligned = [n for n, w in zip(pointers, windows, strict=True) if _is_aligned(w)]
+    aligned += [
+        n for n, s in zip(("rows", "columns"), sizes, strict=True) if isinstance(s, int) and s % 16 == 0
+    ]
+    types = [(name, _TYPES[w.dtype]) for name, w in zip(pointers, windows, strict=True)]
+    parameters = (*types, ("rows", "i32"), ("columns", "i32"), *((name, "i64") for name in runtime))
+    pairs = batch * heads if isinstance(batch, int) else f"({batch}) * {heads}"
+    return KernelSpec(
+        name="attention",
+        source=source,
+        parameters=parameters,
+        constants=tuple(constants.items()),
+        divisible_by_16=tuple(aligned),
+        num_warps=8 if constants["BLOCK_M"] >= 128 else 4,
+        num_stages=2,
+        grid=("-(rows // -BLOCK_M)", str(pairs), "1"),
+        call_names=tuple(name for name, _ in parameters),
+    )
+
+
+def _is_aligned(window: Window) -> bool:
+    return isinstance(window.offset, int) and window.offset * window.dtype.itemsize % 16 == 0
