@@ -3,5 +3,6 @@
 from .check import check
 from .options import Effort, PlanOptions
 from .plan import plan
+from .report import PeakEntry, peak_report
 
-__all__ = ["Effort", "PlanOptions", "check", "plan"]
+__all__ = ["Effort", "PeakEntry", "PlanOptions", "check", "peak_report", "plan"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..runtime.program import (
     Allocation,
@@ -18,10 +19,13 @@ from ..runtime.program import (
     Role,
     Storage,
 )
+from .inplace import drop_untouched, eliminate_copies
 from .liveness import live_ranges
 from .offsets import place
 from .options import PlanOptions
+from .order import peaks, reorder
 from .problem import Buffer, Placement, Problem, align
+from .report import enforce_budget
 
 
 def plan(program: Program, options: PlanOptions | None = None) -> PlannedProgram:
@@ -31,9 +35,37 @@ def plan(program: Program, options: PlanOptions | None = None) -> PlannedProgram
     state on it, laid out alike in every method. Raises BudgetError when ``memory_budget`` does not suffice.
     """
     options = options or PlanOptions()
-    layout = _Layout(program)
-    plans = tuple(_plan_method(method, layout, options) for method in program.methods)
-    return PlannedProgram(program, Plan(plans, options.static))
+    given = program
+    if options.static:
+        given = replace(program, methods=tuple(_prepared(method, options) for method in program.methods))
+    layout = _Layout(given)
+    planned = [_plan_best(method, layout, options) for method in given.methods]
+    program = replace(program, methods=tuple(method for method, _ in planned))
+    result = PlannedProgram(program, Plan(tuple(plan for _, plan in planned), options.static))
+    if options.memory_budget is not None:
+        enforce_budget(result, options.memory_budget)
+    return result
+
+
+def _prepared(method: Method, options: PlanOptions) -> Method:
+    """The method without what nothing touches, and without needless copies."""
+    return drop_untouched(eliminate_copies(method) if options.eliminate_copies else method)
+
+
+def _plan_best(method: Method, layout: _Layout, options: PlanOptions) -> tuple[Method, MethodPlan]:
+    """The method in the better of two orders, the given and the reordered, with its plan."""
+    if not (options.reorder and options.static):
+        return method, _plan_method(method, layout, options)
+    reordered = reorder(method, options.effort)
+    plan_ = _plan_method(reordered, layout, options)
+    bounds = peaks(method)
+    if reordered is method or all(
+        a.nbytes <= bounds.get(a.device, 0) for a in plan_.arenas if a.kind == "arena"
+    ):
+        return reordered, plan_
+    other = _plan_method(method, layout, options)
+    pairs = [(a.nbytes, b.nbytes) for a, b in zip(plan_.arenas, other.arenas, strict=True)]
+    return (reordered, plan_) if all(a <= b for a, b in pairs) else (method, other)
 
 
 class _Layout:
