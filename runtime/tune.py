@@ -130,8 +130,9 @@ def _products(method: LoadedMethod) -> Iterator[LibraryCall]:
     states = {storage.name for storage in description.storages if storage.role.value == "state"}
     held = {value.name for value in description.values if value.storage in states}
     for instruction in description.instructions:
-        is_product = isinstance(instruction, LibraryCall) and instruction.function == "matmul"
-        if is_product and not held.intersection(instruction.writes):
+        if not isinstance(instruction, LibraryCall) or instruction.function != "matmul":
+            continue
+        if not held.intersection(instruction.writes):
             yield instruction
 
 

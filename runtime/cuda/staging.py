@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,10 @@ class Staging:
         check(self._cu.cuStreamSynchronize(self._stream), f"upload {flat.nbytes} bytes")
 
     def _stream_chunks(self, address: int, flat: np.ndarray[Any, Any]) -> None:
+        from concurrent.futures import (
+            ThreadPoolExecutor,
+        )  # takes longer to import than a small model to upload
+
         cu, total = self._cu, flat.nbytes
         self._prepare(-(-total // _CHUNK))
         pieces = _CHUNK // _THREADS
