@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from .backend import Operand, Step
 from .dtypes import DType
@@ -101,7 +101,7 @@ def _functional_step(
 
     def step() -> None:
         result = run()
-        made = result if isinstance(result, list | tuple) else (result,)
+        made = tuple(cast("Sequence[Any]", result)) if isinstance(result, list | tuple) else (result,)
         for out, value in zip(outs, made, strict=True):
             if out.shape != value.shape or out.dtype != value.dtype:
                 raise ExecutionError(

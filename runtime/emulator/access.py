@@ -147,23 +147,33 @@ def _remember(place: Place, index: Array) -> None:
         undo.append(lambda: view.__setitem__(index, old))
 
 
+def _in_order(place: Place, update: Callable[[tuple[Any, ...], Array], Any]) -> Tensor:
+    """Apply ``update(position, old value)`` element by element; the old values."""
+    element = place.element
+    keep = np.ones(place.index.shape, bool) if place.mask is None else place.mask
+    _remember(place, place.index[keep])
+    before = np.zeros(place.index.shape, element.held)
+    for at in zip(*np.nonzero(keep), strict=True):
+        old = types.unpack(place.view[place.index[at]].reshape(1), element)
+        before[at] = old[0]
+        new = np.asarray(update(at, old), element.held).reshape(1)
+        place.view[place.index[at]] = types.pack(new, element)[0]
+    return Tensor(before, element)
+
+
+def _spread(place: Place, values: Array) -> Array:
+    """Values in the shape of the places that they go to."""
+    return np.broadcast_to(_broadcast(place.index, values)[1], place.index.shape)
+
+
 def _atomic(update: Callable[[Any, Any], Any]) -> Callable[..., Tensor]:
     """An atomic that applies ``update(old, value)``, in the order of programs and elements."""
 
     def atomic(pointer: Any, value: Any, mask: Any = None, sem: Any = None, scope: Any = None) -> Tensor:
-        element = pointer.dtype.element_ty
-        made = as_tensor(value).to(element)
-        place = _place(pointer, mask, made.data)
-        values = np.broadcast_to(_broadcast(place.index, made.data)[1], place.index.shape)
-        keep = np.ones(place.index.shape, bool) if place.mask is None else place.mask
-        _remember(place, place.index[keep])
-        before = np.zeros(place.index.shape, element.held)
-        for at in zip(*np.nonzero(keep), strict=True):
-            old = types.unpack(place.view[place.index[at]].reshape(1), element)
-            before[at] = old[0]
-            new = np.asarray(update(old, values[at]), element.held).reshape(1)
-            place.view[place.index[at]] = types.pack(new, element)[0]
-        return Tensor(before, element)
+        made = as_tensor(value).to(pointer.dtype.element_ty).data
+        place = _place(pointer, mask, made)
+        values = _spread(place, made)
+        return _in_order(place, lambda at, old: update(old, values[at]))
 
     return atomic
 
@@ -175,7 +185,7 @@ def atomic_add(pointer: Any, value: Any, mask: Any = None, sem: Any = None, scop
     place = _place(pointer, mask, made.data)
     if element.dtype is not None or place.index.size == 1:
         return _add_one_by_one(pointer, value, mask)
-    values = np.broadcast_to(_broadcast(place.index, made.data)[1], place.index.shape)
+    values = _spread(place, made.data)
     keep = np.ones(place.index.shape, bool) if place.mask is None else place.mask
     _remember(place, place.index[keep])
     before = np.where(keep, place.view[np.where(keep, place.index, 0)], np.zeros((), element.held))
@@ -189,10 +199,19 @@ atomic_min = _atomic(np.minimum)
 atomic_and = _atomic(np.bitwise_and)
 atomic_or = _atomic(np.bitwise_or)
 atomic_xor = _atomic(np.bitwise_xor)
-atomic_xchg = _atomic(lambda old, new: new)
+
+
+def _newer(old: Any, new: Any) -> Any:
+    return new
+
+
+atomic_xchg = _atomic(_newer)
 
 
 def atomic_cas(pointer: Any, compare: Any, value: Any, sem: Any = None, scope: Any = None) -> Tensor:
     """``tl.atomic_cas``: store the value where memory holds ``compare``."""
-    wanted = as_tensor(compare).to(pointer.dtype.element_ty).data.reshape(-1)[0]
-    return _atomic(lambda old, new: np.where(old == wanted, new, old))(pointer, value)
+    wanted = as_tensor(compare).to(pointer.dtype.element_ty).data
+    made = as_tensor(value).to(pointer.dtype.element_ty).data
+    place = _place(pointer, None, _broadcast(wanted, made)[0])
+    old_values, new_values = _spread(place, wanted), _spread(place, made)
+    return _in_order(place, lambda at, old: np.where(old == old_values[at], new_values[at], old))

@@ -9,24 +9,24 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArtifactError
-from .functions import fma, unary
-from .tensor import Tensor, binary
+from .functions import fma, pair, reciprocal_root, unary
+from .tensor import Tensor
 from .types import FLOAT32, Type
 
 _INSTRUCTION = re.compile(r"\s*([a-z0-9.]+)\s+\$0((?:\s*,\s*\$\d+)+)\s*;?\s*")
 _OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "fma": fma,
-    "add": lambda x, y: binary(np.add, x, y),
-    "sub": lambda x, y: binary(np.subtract, x, y),
-    "mul": lambda x, y: binary(np.multiply, x, y),
-    "div": lambda x, y: binary(np.true_divide, x, y),
-    "max": lambda x, y: binary(np.fmax, x, y),
-    "min": lambda x, y: binary(np.fmin, x, y),
+    "add": pair(np.add),
+    "sub": pair(np.subtract),
+    "mul": pair(np.multiply),
+    "div": pair(np.true_divide),
+    "max": pair(np.fmax),
+    "min": pair(np.fmin),
     "ex2": unary(np.exp2),
     "lg2": unary(np.log2),
     "sqrt": unary(np.sqrt),
-    "rsqrt": unary(lambda x: x.dtype.type(1) / np.sqrt(x)),
-    "rcp": unary(lambda x: x.dtype.type(1) / x),
+    "rsqrt": unary(reciprocal_root),
+    "rcp": unary(np.reciprocal),
     "tanh": unary(np.tanh),
     "sin": unary(np.sin),
     "cos": unary(np.cos),

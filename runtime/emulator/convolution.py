@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,8 +27,8 @@ def convolve(x: Array, weight: Array, bias: Array | None, attributes: Mapping[st
 
 
 def _numbers(attributes: Mapping[str, Any], name: str, default: int, rank: int) -> tuple[int, ...]:
-    given = attributes.get(name, (default,) * rank)
-    numbers = tuple(int(number) for number in given) if isinstance(given, tuple | list) else (int(given),)
+    given: Any = attributes.get(name, (default,) * rank)
+    numbers = tuple(map(int, cast("Sequence[Any]", given))) if isinstance(given, tuple) else (int(given),)
     numbers = numbers * rank if len(numbers) == 1 else numbers
     if len(numbers) != rank:
         raise ArtifactError(f"a convolution's `{name}` has {len(numbers)} numbers instead of {rank}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -92,10 +91,16 @@ def umulhi(x: Any, y: Any) -> Tensor:
     """The upper half of an unsigned product."""
     left, right = as_tensor(x), as_tensor(y)
     if left.dtype.primitive_bitwidth == 64:
-        high = np.vectorize(lambda a, b: (int(a) * int(b)) >> 64, otypes=[np.uint64])
-        return Tensor(high(left.data.astype(np.uint64), right.data.astype(np.uint64)), types.UINT64)
+        return Tensor(_high_64(left.data.astype(np.uint64), right.data.astype(np.uint64)), types.UINT64)
     product = left.data.astype(np.uint32).astype(np.uint64) * right.data.astype(np.uint32).astype(np.uint64)
     return Tensor((product >> np.uint64(32)).astype(np.uint32), types.UINT32)
+
+
+def _high_word(left: Any, right: Any) -> int:
+    return (int(left) * int(right)) >> 64
+
+
+_high_64 = np.vectorize(_high_word, otypes=[np.uint64])
 
 
 def div_rn(x: Any, y: Any) -> Tensor:
@@ -107,7 +112,8 @@ def _away_from_zero(x: Array) -> Array:
     return np.asarray(np.copysign(np.floor(np.abs(x) + x.dtype.type(0.5)), x))
 
 
-def _rsqrt(x: Array) -> Array:
+def reciprocal_root(x: Array) -> Array:
+    """One over the square root."""
     return np.asarray(x.dtype.type(1) / np.sqrt(x))
 
 
@@ -123,7 +129,8 @@ _UNARY: dict[str, Callable[[Array], Any]] = {
     "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(x.dtype.type(10), x), "expm1": np.expm1,
     "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
     "logb": lambda x: np.floor(np.log2(np.abs(x))),
-    "sqrt": np.sqrt, "sqrt_rn": np.sqrt, "rsqrt": _rsqrt, "rsqrt_rn": _rsqrt, "cbrt": np.cbrt,
+    "sqrt": np.sqrt, "sqrt_rn": np.sqrt, "rsqrt": reciprocal_root, "rsqrt_rn": reciprocal_root,
+    "cbrt": np.cbrt,
     "rcp_rn": lambda x: x.dtype.type(1) / x,
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
     "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
@@ -140,7 +147,7 @@ _PAIRS: dict[str, Callable[[Array, Array], Any]] = {
     "pow": _power, "powi": _power, "fmod": np.fmod, "atan2": np.arctan2, "hypot": np.hypot,
     "copysign": np.copysign, "nextafter": np.nextafter, "fmax": np.fmax, "fmin": np.fmin,
     "remainder": lambda x, y: x - np.rint(x / y) * y, "fdim": lambda x, y: np.maximum(x - y, 0),
-    "fast_dividef": operator.truediv, "fast_powf": _power,
+    "fast_dividef": np.true_divide, "fast_powf": _power,
 }  # fmt: skip
 
 

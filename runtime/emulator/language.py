@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -77,7 +77,8 @@ def ravel(tensor: Tensor, can_reorder: bool = False) -> Tensor:
 def expand_dims(tensor: Any, axis: Any) -> Tensor:
     """New axes of size 1."""
     made = as_tensor(tensor)
-    for at in sorted(axis) if isinstance(axis, list | tuple) else [axis]:
+    axes = sorted(cast("Sequence[int]", axis)) if isinstance(axis, list | tuple) else [int(axis)]
+    for at in axes:
         made = made.expand_dims(at)
     return made
 
@@ -247,8 +248,8 @@ def _parts(tensors: tuple[Tensor, ...], take: Callable[[Array], Array]) -> tuple
 
 
 def _combined(combine: Reduction, *operands: Tensor) -> tuple[Tensor, ...]:
-    made = combine(*operands)
-    return made if isinstance(made, tuple) else (made,)
+    made: Any = combine(*operands)
+    return cast("tuple[Tensor, ...]", made) if isinstance(made, tuple) else (made,)
 
 
 def reduce(tensors: Any, axis: int | None, combine_fn: Reduction, keep_dims: bool = False) -> Any:

@@ -173,7 +173,7 @@ def _strip_annotations(tree: ast.Module) -> None:
         if isinstance(node, ast.FunctionDef):
             node.returns = None
         if isinstance(node, ast.AnnAssign):
-            node.annotation = ast.copy_location(ast.Constant(None), node.annotation)
+            node.annotation = ast.Constant(None)
 
 
 _LANGUAGE = (

@@ -87,9 +87,17 @@ def erfinv(x: Array) -> Array:
     )
 
 
-lgamma = np.vectorize(
-    lambda x: math.lgamma(x) if x > 0 or x != math.floor(x) else math.inf, otypes=[np.float64]
-)
-tgamma = np.vectorize(
-    lambda x: math.gamma(x) if x > 0 or x != math.floor(x) else math.nan, otypes=[np.float64]
-)
+def _lgamma(x: float) -> float:
+    return math.lgamma(x) if math.isfinite(x) and (x > 0 or x != math.floor(x)) else _limit(x, math.inf)
+
+
+def _gamma(x: float) -> float:
+    return math.gamma(x) if math.isfinite(x) and (x > 0 or x != math.floor(x)) else _limit(x, math.nan)
+
+
+def _limit(x: float, pole: float) -> float:
+    return x if math.isnan(x) else math.inf if x > 0 else pole
+
+
+lgamma = np.vectorize(_lgamma, otypes=[np.float64])
+tgamma = np.vectorize(_gamma, otypes=[np.float64])

@@ -7,9 +7,8 @@ compiled, and results are those of the programs one by one.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -111,10 +110,10 @@ class Tensor:
         return self.permute(*order) if order else self.T
 
     def __getitem__(self, keys: Any) -> Tensor:
-        keys = keys if isinstance(keys, tuple) else (keys,)
-        if any(key is not None and key != slice(None) for key in keys):
+        wanted = cast("tuple[Any, ...]", keys) if isinstance(keys, tuple) else (keys,)
+        if any(key is not None and key != slice(None) for key in wanted):
             raise ArtifactError("a kernel indexes a tensor with something other than `None` and `:`")
-        return Tensor(self.data[(slice(None), *keys)], self.dtype, self.base)
+        return Tensor(self.data[(slice(None), *wanted)], self.dtype, self.base)
 
     def logical_and(self, other: Any) -> Tensor:
         """Both."""
@@ -256,7 +255,7 @@ def as_tensor(value: Any, beside: Tensor | None = None, *, is_division: bool = F
         return value
     if not isinstance(value, bool | int | float | np.generic):
         raise ArtifactError(f"a kernel computes with a `{type(value).__name__}`")
-    number = value.item() if isinstance(value, np.generic) else value
+    number: Any = cast(Any, value).item() if isinstance(value, np.generic) else value
     dtype = types.literal_type(number, None if beside is None else beside.dtype, is_division=is_division)
     held = np.array([number]).astype(dtype.held)
     return Tensor(types.settle(held, dtype), dtype)
@@ -322,7 +321,7 @@ def divide(left: Tensor, right: Any) -> Tensor:
         left = left.to(right.dtype)
     elif right.dtype.is_int():
         right = right.to(left.dtype)
-    return binary(operator.truediv, left, right, is_division=True)
+    return binary(np.true_divide, left, right, is_division=True)
 
 
 def quotient(left: Array, right: Array) -> Array:
