@@ -88,7 +88,7 @@ def _state(program: Program) -> list[Document]:
 
 
 def describe_method(method: Method, plan: MethodPlan | None) -> Document:
-    """One element of ``methods``."""
+    """One element of ``methods``. Storages that nothing touches take no memory and are left out."""
     view = _View(method)
     return {
         "name": method.name,
@@ -181,8 +181,8 @@ def _aliases(port: Port) -> Document | None:
 
 
 def _arena(arena: Arena, plan: MethodPlan, storages: Mapping[str, Storage]) -> Document:
-    ranges = {item.storage: item for item in plan.live_ranges}
-    mine = [item for item in plan.allocations if item.memory_id == arena.memory_id]
+    ranges = {item.storage: item for item in plan.live_ranges if item.begin < item.end}
+    mine = [item for item in plan.allocations if item.memory_id == arena.memory_id and item.storage in ranges]
     return {
         "device": str(arena.device),
         "memory_id": arena.memory_id,
@@ -191,19 +191,17 @@ def _arena(arena: Arena, plan: MethodPlan, storages: Mapping[str, Storage]) -> D
         "lower_bound_bytes": arena.lower_bound,
         "sum_bytes": arena.sum_nbytes,
         "algorithm": arena.algorithm,
-        "allocations": [_allocation(item, ranges.get(item.storage), storages[item.storage]) for item in mine],
+        "allocations": [_allocation(item, ranges[item.storage], storages[item.storage]) for item in mine],
     }
 
 
-def _allocation(item: Allocation, live: LiveRange | None, storage: Storage) -> Document:
-    """``first`` and ``last`` are null for a storage that nothing touches."""
-    is_live = live is not None and live.begin < live.end
+def _allocation(item: Allocation, live: LiveRange, storage: Storage) -> Document:
     return {
         "name": item.storage,
         "offset": item.offset,
         "bytes": item.nbytes,
-        "first": live.begin if live and is_live else None,
-        "last": live.end - 1 if live and is_live else None,
+        "first": live.begin,
+        "last": live.end - 1,
         "role": storage.role.value,
     }
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from .reader import Artifact, read
 
 if TYPE_CHECKING:
-    from .writer import BytesLike, ConstantSource, WrittenFile, write
+    from .atomic import BytesLike
+    from .writer import ConstantSource, WrittenFile, write
 
 __all__ = ["Artifact", "BytesLike", "ConstantSource", "WrittenFile", "read", "write"]
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 TENSOR, KERNEL_CALL, DELEGATE_CALL, JUMP_FALSE = 5, 1, 2, 4
 """Tags of the ET12 unions."""
+EXTERNAL = 1
+"""Of a tensor's data: in another file."""
 DEVICE_KINDS = ("cpu", "cuda")
 
 Regions = Mapping[tuple[str, int], "blobs_fb.RegionT"]
@@ -143,6 +145,7 @@ def _view(tensor: fb.TensorT | None) -> TensorView | None:
         (place.memoryId, place.offsetLow | place.offsetHigh << 32) if place else None,
         tensor.dataIndex,
         _device(extra.deviceType, extra.deviceIndex) if extra else CPU,
+        (extra.name or "") if extra and extra.location == EXTERNAL else "",
     )
 
 

@@ -43,7 +43,7 @@ from .decode import (
     pick,
     required,
 )
-from .layout import CODE_KEY, Blob
+from .layout import CODE_KEY, Blob, DataFile
 
 if TYPE_CHECKING:
     from .generated import devplan_generated as fb
@@ -89,6 +89,14 @@ def decode_blobs(table: fb.ManifestT) -> tuple[Blob, ...]:
             item.key or "",
         )
         for item in table.blobs or ()
+    )
+
+
+def decode_files(table: fb.ManifestT) -> tuple[DataFile, ...]:
+    """The files that constants are in, besides the artifact."""
+    return tuple(
+        DataFile(item.name or "", item.nbytes, item.headNbytes, bytes(item.digest or b"").hex())
+        for item in table.files or ()
     )
 
 

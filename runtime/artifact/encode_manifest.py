@@ -33,11 +33,13 @@ from .encode import (
     instruction,
 )
 from .generated import devplan_generated as fb
-from .layout import FORMAT_VERSION, Blob
+from .layout import FORMAT_VERSION, Blob, DataFile
 from .runs import Step, steps
 
 
-def manifest(planned: PlannedProgram, blobs: Sequence[Blob], producer: str) -> fb.ManifestT:
+def manifest(
+    planned: PlannedProgram, blobs: Sequence[Blob], files: Sequence[DataFile], producer: str
+) -> fb.ManifestT:
     """The whole program but for constants' bytes, kernels' code and what is in the delegates' blobs."""
     program = planned.program
     kernels = {kernel.name: index for index, kernel in enumerate(program.kernels)}
@@ -52,6 +54,14 @@ def manifest(planned: PlannedProgram, blobs: Sequence[Blob], producer: str) -> f
     table.kernels = [_kernel(kernel) for kernel in program.kernels]
     table.methods = [method(item, plans.get(item.name), kernels) for item in program.methods]
     table.isStatic = planned.plan.is_static
+    table.files = [_file(item) for item in files]
+    return table
+
+
+def _file(item: DataFile) -> fb.DataFileT:
+    table = fb.DataFileT()
+    table.name, table.nbytes, table.headNbytes = item.name, item.nbytes, item.head_nbytes
+    table.digest = bytes.fromhex(item.digest)
     return table
 
 

@@ -280,8 +280,10 @@ def _tensor(view: TensorView) -> fb.TensorT:
         table.allocation = fb.AllocationT()
         table.allocation.memoryId, offset = view.allocation
         table.allocation.offsetLow, table.allocation.offsetHigh = offset & 0xFFFFFFFF, offset >> 32
-    if view.device != CPU:
+    if view.device != CPU or view.external:
         table.extra = fb.ExtraTensorInfoT()
+        table.extra.name = view.external or None
+        table.extra.location = fb.TensorLocation.EXTERNAL if view.external else fb.TensorLocation.SEGMENT
         table.extra.deviceType, table.extra.deviceIndex = DEVICE_TYPES[view.device.kind], view.device.index
     return table
 

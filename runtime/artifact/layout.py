@@ -23,6 +23,9 @@ MAGIC = b"ET12"
 HEADER_MAGIC = b"eh00"
 HEADER = struct.Struct("<4sIQQQ")
 """At byte 8: magic, its own length, bytes of the program table, segments' base, segments' bytes."""
+DATA_HEADER_MAGIC = b"FH01"
+DATA_HEADER = struct.Struct("<4sIQQQQ")
+"""At byte 8 of a data file: magic, its own length, what was inserted, bytes of the table, base, bytes."""
 SEAL = struct.Struct("<8sQQ32s")
 """Magic; begin and end of the constants' segment in the file; SHA-256 of all other bytes but itself."""
 SEAL_MAGIC = b"DEVPLAN1"
@@ -59,15 +62,17 @@ def contents(program: Program) -> Iterator[tuple[str, int]]:
             yield state.initial, state.nbytes
 
 
-def place_constants(program: Program) -> tuple[Blob, ...]:
-    """Every unique constant with its offset in the constants' segment, in order of first appearance."""
-    blobs: dict[str, Blob] = {}
-    end = 0
-    for digest, nbytes in contents(program):
-        if digest not in blobs:
-            blobs[digest] = Blob(digest, nbytes, align(end))
-            end = blobs[digest].offset + nbytes
-    return tuple(blobs.values())
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file besides the artifact that constants are in: its name, or path from the artifact's folder.
+
+    ``digest`` is of the first ``head_nbytes`` bytes, followed by the digests of the constants in it.
+    """
+
+    name: str
+    nbytes: int
+    head_nbytes: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)

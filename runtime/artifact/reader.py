@@ -19,6 +19,7 @@ from ..errors import ArtifactError
 from ..program import PlannedProgram
 from . import decode_manifest
 from .agreement import verify_agreement
+from .data_files import open_data_file
 from .generated.devplan_layout import LAYOUT as DEVPLAN
 from .generated.program_layout import LAYOUT as ET12
 from .layout import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .generated import program_generated as fb
 
 EXPORT_AGAIN = "export the model again"
+LOCATIONS = range(3)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Artifact:
     constants: Mapping[str, memoryview]
     """By digest. Nothing is read from the disk before it is used."""
     constant_segment: memoryview
-    """All constants in one block; `blobs` tells where each is."""
+    """The embedded constants in one block; `blobs` tells where each is."""
     blobs: tuple[Blob, ...]
     nbytes: int
     producer: str
@@ -76,8 +78,12 @@ class Artifact:
                 raise ArtifactError(f"constant {digest} of `{self.path}` is damaged", hint=EXPORT_AGAIN)
 
 
-def read(path: Path) -> Artifact:
-    """Map and check an artifact.
+def read(path: Path, *, folders: Sequence[Path] = ()) -> Artifact:
+    """Map and check an artifact, and the files that constants of it are in.
+
+    Args:
+        path: the artifact.
+        folders: where to look for those files, after the artifact's own folder.
 
     Raises:
         ArtifactError: the file is missing, damaged, truncated, of another version, or not an artifact. The
@@ -85,7 +91,7 @@ def read(path: Path) -> Artifact:
     """
     try:
         data = _mapped(path)
-        return _read(path, data)
+        return _read(path, data, [path.parent, *folders])
     except ArtifactError as error:
         raise ArtifactError(f"`{path.name}`: {error.what}", why=error.why, hint=error.hint) from None
 
@@ -100,7 +106,7 @@ def _mapped(path: Path) -> memoryview:
         raise ArtifactError("cannot be read", why=error.strerror or str(error)) from None
 
 
-def _read(path: Path, data: memoryview) -> Artifact:
+def _read(path: Path, data: memoryview, folders: Sequence[Path]) -> Artifact:
     table_nbytes, base = _header(data)
     begin, end = _seal(data, base)
     root = int.from_bytes(data[:4], "little")
@@ -118,7 +124,11 @@ def _read(path: Path, data: memoryview) -> Artifact:
         )
     constants = _constant_segment(program, segments, data[begin:end])
     blobs = decode_manifest.decode_blobs(manifest)
-    windows = {blob.digest: _window(blob, constants) for blob in blobs}
+    _verify_digests(blobs)
+    files = {
+        file.name: open_data_file(file, blobs, folders) for file in decode_manifest.decode_files(manifest)
+    }
+    windows = {blob.digest: _window(blob, constants, files) for blob in blobs}
     delegates = _Delegates(program, segments)
     planned = decode_manifest.program(manifest, delegates.region, _codes(named))
     verify(planned)
@@ -195,14 +205,20 @@ def _constant_segment(program: fb.ProgramT, segments: Sequence[memoryview], seal
     return constants
 
 
-def _window(blob: Blob, constants: memoryview) -> memoryview:
-    if not DIGEST.fullmatch(blob.digest):
+def _verify_digests(blobs: Sequence[Blob]) -> None:
+    if not all(DIGEST.fullmatch(blob.digest) for blob in blobs):
         raise ArtifactError("the manifest is damaged", why="a constant has no SHA-256")
-    if blob.location != 0:
-        raise ArtifactError("keeps its constants elsewhere", why="this devplan reads embedded ones only")
-    if blob.offset % ALIGNMENT or blob.offset + blob.nbytes > len(constants):
-        raise ArtifactError("the manifest is damaged", why=f"constant {blob.digest} lies outside its segment")
-    return constants[blob.offset : blob.offset + blob.nbytes]
+
+
+def _window(blob: Blob, constants: memoryview, files: Mapping[str, memoryview]) -> memoryview:
+    """The constant's bytes; embedded ones are aligned."""
+    if blob.location not in LOCATIONS or (blob.location != 0 and blob.file not in files):
+        raise ArtifactError("the manifest is damaged", why=f"constant {blob.digest} is nowhere")
+    home = constants if blob.location == 0 else files[blob.file]
+    is_aligned = blob.location != 0 or blob.offset % ALIGNMENT == 0
+    if not is_aligned or blob.offset + blob.nbytes > len(home):
+        raise ArtifactError("the manifest is damaged", why=f"constant {blob.digest} lies outside its place")
+    return home[blob.offset : blob.offset + blob.nbytes]
 
 
 def _codes(named: Mapping[str, memoryview]) -> dict[str, memoryview]:

@@ -68,21 +68,21 @@ class _Checker:
         return ArtifactError(f"method `{self.method.name}`: {what}", why=why)
 
     def run(self, is_static: bool) -> None:
+        live = self._live_ranges()
         seen: set[str] = set()
         for item in self.plan.allocations:
             if item.storage in seen:
                 raise self.fail(f"storage `{item.storage}` has two places")
             seen.add(item.storage)
-            self._allocation(item)
+            self._allocation(item, live.get(item.storage))
         missing = [item.name for item in self.method.storages if item.is_planned and item.name not in seen]
         if is_static and missing:
             raise self.fail(f"storage `{missing[0]}` has no place")
-        live = self._live_ranges()
         self._coverage(live)
         for memory_id in self.arenas:
-            self._overlaps([item for item in self.plan.allocations if item.memory_id == memory_id], live)
+            self._overlaps(self._in_memory(memory_id), live)
 
-    def _allocation(self, item: Allocation) -> None:
+    def _allocation(self, item: Allocation, live: tuple[int, int] | None) -> None:
         storage, arena = self.storages.get(item.storage), self.arenas.get(item.memory_id)
         if storage is None:
             raise self.fail(f"`{item.storage}` has a place", "there is no such storage")
@@ -102,7 +102,8 @@ class _Checker:
             raise self.fail(
                 f"storage `{item.storage}` has {item.nbytes} bytes", f"it needs {storage.reserved_nbytes}"
             )
-        if item.offset < 0 or item.offset + item.nbytes > arena.nbytes:
+        is_used = live is None or live[0] < live[1]
+        if item.offset < 0 or (is_used and item.offset + item.nbytes > arena.nbytes):
             raise self.fail(
                 f"storage `{item.storage}` ends at byte {item.offset + item.nbytes}",
                 f"its arena has {arena.nbytes}",
@@ -135,6 +136,16 @@ class _Checker:
                     raise self.fail(
                         f"instruction {index} uses `{name}`", f"its storage is live in [{begin}, {end})"
                     )
+
+    def _in_memory(self, memory_id: int) -> list[Allocation]:
+        """What is in one arena; storages of one state variable are one thing."""
+        found: dict[tuple[str, str], Allocation] = {}
+        for item in self.plan.allocations:
+            if item.memory_id == memory_id:
+                storage = self.storages[item.storage]
+                name = storage.content if storage.role is Role.STATE else storage.name
+                found.setdefault((storage.role.value, name), item)
+        return list(found.values())
 
     def _overlaps(self, allocations: Sequence[Allocation], live: Mapping[str, tuple[int, int]]) -> None:
         """Sweep over time, the places in use kept sorted by offset: a newcomer may not meet its neighbours.

@@ -27,6 +27,8 @@ class TensorView:
     allocation: tuple[int, int] | None
     data_index: int
     device: Device
+    external: str = ""
+    """Key of a constant whose bytes are in another file."""
 
 
 @dataclass(frozen=True)
@@ -38,29 +40,38 @@ class ConstantTable:
     indices: Mapping[tuple[str, int], int]
     contents: Mapping[str, str]
     """Digest by name of constant or state; empty for a state that starts as zeros."""
+    outside: frozenset[str] = frozenset()
+    """Digests of constants in other files; they have no number."""
 
 
 def constant_table(program: Program, blobs: Sequence[Blob]) -> ConstantTable:
     """Number every constant, and every window into one that a value begins at."""
     contents = {constant.name: constant.digest for constant in program.constants}
     contents |= {state.name: state.initial for state in program.state}
-    starts = {(blob.digest, 0) for blob in blobs}
+    outside = frozenset(blob.digest for blob in blobs if blob.location)
+    starts = {(blob.digest, 0) for blob in blobs if blob.digest not in outside}
     for method in program.methods:
         storages = {storage.name: storage for storage in method.storages}
         for value in method.values:
             digest = contents.get(storages[value.storage].content, "")
-            if digest and isinstance(value.offset, int):
+            if digest and digest not in outside and isinstance(value.offset, int):
                 starts.add((digest, value.offset))
     places = {blob.digest: blob.offset for blob in blobs}
     ordered = sorted(starts, key=lambda start: (places[start[0]] + start[1], start))
     offsets = (0, *(places[digest] + offset for digest, offset in ordered))
-    return ConstantTable(offsets, {start: index for index, start in enumerate(ordered, 1)}, contents)
+    indices = {start: index for index, start in enumerate(ordered, 1)}
+    return ConstantTable(offsets, indices, contents, outside)
 
 
 def tensor_views(method: Method, plan: MethodPlan | None, table: ConstantTable) -> tuple[TensorView, ...]:
     """The method's values, in order."""
     bounds = {symbol.name: symbol.upper for symbol in method.symbols}
-    places = {item.storage: (item.memory_id, item.offset) for item in plan.allocations} if plan else {}
+    unused = {item.storage for item in plan.live_ranges if item.begin == item.end} if plan else set[str]()
+    places = {
+        item.storage: (item.memory_id, item.offset)
+        for item in (plan.allocations if plan else ())
+        if item.storage not in unused  # nothing is reserved for them
+    }
     storages = {storage.name: storage for storage in method.storages}
     return tuple(
         _tensor(value, storages[value.storage], places.get(value.storage), bounds, table)
@@ -87,8 +98,9 @@ def _tensor(
         dim_order(sizes, strides),
         any(isinstance(size, Expr) for size in value.shape),
         (place[0], place[1] + start) if place else None,
-        table.indices[digest, start] if digest else 0,
+        table.indices.get((digest, start), 0),
         storage.device,
+        storage.content if digest in table.outside else "",
     )
 
 

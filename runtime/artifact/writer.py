@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ArtifactError
 from ..program import PlannedProgram
+from .atomic import AtomicFile, BytesLike
 from .encode import packed, region
 from .encode_manifest import code_digest, manifest
 from .et12 import program_table
@@ -24,14 +23,13 @@ from .layout import (
     SEAL_MAGIC,
     Blob,
     align,
-    place_constants,
     place_segments,
 )
 from .runs import steps
 from .verify import verify
 from .views import constant_table
+from .weights import REFERENCE, Placement, Weights, embedded, external, place
 
-BytesLike = bytes | bytearray | memoryview
 ConstantSource = Mapping[str, Callable[[], BytesLike]]
 """By digest, a function that gives the constant's bytes. Called once per digest, while it is written."""
 
@@ -43,10 +41,19 @@ class WrittenFile:
     path: Path
     nbytes: int
     sha256: str
+    data: Path | None = None
+    """The data file beside it, for external weights."""
+    data_nbytes: int = 0
 
 
 def write(
-    path: Path, planned: PlannedProgram, constants: ConstantSource, *, producer: str = ""
+    path: Path,
+    planned: PlannedProgram,
+    constants: ConstantSource,
+    *,
+    producer: str = "",
+    weights: Weights = "embed",
+    files: Sequence[Path] = (),
 ) -> WrittenFile:
     """Write to a nameless file beside ``path``, then name it so: the old file, or the whole new one.
 
@@ -55,21 +62,41 @@ def write(
         planned: a program whose plan is complete; it is verified first.
         constants: the bytes by digest; each is hashed while it is written.
         producer: devplan's version; by default the installed one.
+        weights: ``embed``; or ``external``, into `STEM.DIGEST.ptd` beside it, which is there first; or
+            ``reference``, where constants that a file of ``files`` holds as they are stay there.
+        files: safetensors files, for ``reference``.
 
     Raises:
-        ArtifactError: the program breaks an invariant, or a constant is missing or not what its digest says.
+        ArtifactError: the program breaks an invariant, a constant is missing or not what its digest says, or
+            a weight file is not one.
         OSError: the folder is missing, not writable or full.
     """
     verify(planned)
-    blobs = place_constants(planned.program)
-    missing = [blob.digest for blob in blobs if blob.digest not in constants]
+    placed = place(planned.program, weights, path, files)
+    missing = [
+        blob.digest for blob in placed.blobs if blob.location != REFERENCE and blob.digest not in constants
+    ]
     if missing:
         raise ArtifactError(f"the bytes of {len(missing)} constants are missing", why=f"first: {missing[0]}")
-    parts = _parts(planned, blobs, producer or _version())
-    with _Temporary(path) as file:
-        for part in _stream(parts, blobs, constants):
+    parts = _parts(planned, placed, producer or _version())
+    with AtomicFile(path) as file:
+        for part in _stream(parts, embedded(placed.blobs), constants):
             file.write(part)
-    return WrittenFile(path, file.nbytes, file.digest.hexdigest())
+        if placed.head:
+            _write_data(path.parent / placed.files[0].name, placed, constants)
+    data = path.parent / placed.files[0].name if placed.head else None
+    return WrittenFile(
+        path, file.nbytes, file.digest.hexdigest(), data, placed.files[0].nbytes if placed.head else 0
+    )
+
+
+def _write_data(path: Path, placed: Placement, constants: ConstantSource) -> None:
+    """The data file of external weights."""
+    with AtomicFile(path) as file:
+        file.write(placed.head)
+        for blob in external(placed.blobs):
+            file.write(bytes(blob.offset - file.nbytes))
+            file.write(_checked(constants[blob.digest](), blob))
 
 
 def _version() -> str:
@@ -90,7 +117,7 @@ class _Parts:
     """From the end of the constants to the seal, without it."""
 
 
-def _parts(planned: PlannedProgram, blobs: Sequence[Blob], producer: str) -> _Parts:
+def _parts(planned: PlannedProgram, placed: Placement, producer: str) -> _Parts:
     """All bytes but the constants' own and the seal."""
     program = planned.program
     kernels = {kernel.name: index for index, kernel in enumerate(program.kernels)}
@@ -105,10 +132,10 @@ def _parts(planned: PlannedProgram, blobs: Sequence[Blob], producer: str) -> _Pa
     codes = {code_digest(code.data).hex(): code.data for kernel in program.kernels for code in kernel.codes}
     keys = [*(CODE_KEY + digest for digest in codes), MANIFEST_KEY, SEAL_KEY]
     named = [(key, 1 + len(datas) + index) for index, key in enumerate(keys)]
-    datas += [*codes.values(), packed(manifest(planned, blobs, producer))]
-    constant_nbytes = max((blob.offset + blob.nbytes for blob in blobs), default=0)
+    datas += [*codes.values(), packed(manifest(planned, placed.blobs, placed.files, producer))]
+    constant_nbytes = max((blob.offset + blob.nbytes for blob in embedded(placed.blobs)), default=0)
     segments = place_segments([constant_nbytes, *map(len, datas), SEAL.size])
-    table = program_table(planned, constant_table(program, blobs), segments, delegates, named)
+    table = program_table(planned, constant_table(program, placed.blobs), segments, delegates, named)
     tail = bytearray()
     for data, segment in zip(datas, segments[1:], strict=False):
         tail += bytes(segment.offset - constant_nbytes - len(tail)) + data
@@ -154,62 +181,3 @@ def _checked(data: BytesLike, blob: Blob) -> memoryview:
             f"the bytes of constant {blob.digest} have another digest", why="they changed since"
         )
     return view
-
-
-class _Temporary:
-    """A file that takes the name ``path`` when all went well, and vanishes otherwise.
-
-    Where the system has nameless files (Linux), even a killed process leaves nothing behind.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.digest = hashlib.sha256()
-        self.nbytes = 0
-
-    def __enter__(self) -> _Temporary:
-        # In the same folder, since a rename is atomic only within one file system.
-        self._name = self._path.parent / f".{self._path.name}.{os.getpid()}.part"
-        self._descriptor, self._is_named = _open_nameless(self._path.parent), False
-        if self._descriptor < 0:
-            self._descriptor = os.open(self._name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-            self._is_named = True
-        return self
-
-    def write(self, data: BytesLike) -> None:
-        """Append."""
-        view = memoryview(data).cast("B")
-        self.digest.update(view)
-        self.nbytes += view.nbytes
-        while view.nbytes:
-            view = view[os.write(self._descriptor, view) :]
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        try:
-            if kind is None:
-                os.fsync(self._descriptor)
-                if not self._is_named:
-                    # With a folder given, which an absolute path ignores, Python follows the link.
-                    source = f"/proc/self/fd/{self._descriptor}"
-                    os.link(source, self._name, src_dir_fd=self._descriptor, follow_symlinks=True)
-                self._name.replace(self._path)
-        finally:
-            os.close(self._descriptor)
-            self._name.unlink(missing_ok=True)
-
-
-def _open_nameless(folder: Path) -> int:
-    """A descriptor of a new file without a name; -1 where there is no such thing."""
-    flag = getattr(os, "O_TMPFILE", 0)
-    if not flag or not Path("/proc/self/fd").is_dir():
-        return -1
-    try:
-        return os.open(folder, os.O_WRONLY | flag, 0o666)
-    except OSError as error:
-        if error.errno in (
-            errno.EOPNOTSUPP,
-            errno.EISDIR,
-            errno.EINVAL,
-        ):  # the file system knows no such file
-            return -1
-        raise

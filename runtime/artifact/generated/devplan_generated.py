@@ -4315,6 +4315,144 @@ class BlobT(object):
         return blob
 
 
+class DataFile(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = DataFile()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsDataFile(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    # DataFile
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # DataFile
+    def Name(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # DataFile
+    def Nbytes(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # DataFile
+    def HeadNbytes(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # DataFile
+    def Digest(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 1))
+        return 0
+
+    # DataFile
+    def DigestAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint8Flags, o)
+        return 0
+
+    # DataFile
+    def DigestLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # DataFile
+    def DigestIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        return o == 0
+
+def DataFileStart(builder): builder.StartObject(4)
+def DataFileAddName(builder, name): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
+def DataFileAddNbytes(builder, nbytes): builder.PrependUint64Slot(1, nbytes, 0)
+def DataFileAddHeadNbytes(builder, headNbytes): builder.PrependUint64Slot(2, headNbytes, 0)
+def DataFileAddDigest(builder, digest): builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(digest), 0)
+def DataFileStartDigestVector(builder, numElems): return builder.StartVector(1, numElems, 1)
+def DataFileEnd(builder): return builder.EndObject()
+
+try:
+    from typing import List
+except:
+    pass
+
+class DataFileT(object):
+
+    # DataFileT
+    def __init__(self):
+        self.name = None  # type: str
+        self.nbytes = 0  # type: int
+        self.headNbytes = 0  # type: int
+        self.digest = None  # type: List[int]
+
+    @classmethod
+    def InitFromBuf(cls, buf, pos):
+        dataFile = DataFile()
+        dataFile.Init(buf, pos)
+        return cls.InitFromObj(dataFile)
+
+    @classmethod
+    def InitFromObj(cls, dataFile):
+        x = DataFileT()
+        x._UnPack(dataFile)
+        return x
+
+    # DataFileT
+    def _UnPack(self, dataFile):
+        if dataFile is None:
+            return
+        self.name = dataFile.Name()
+        self.nbytes = dataFile.Nbytes()
+        self.headNbytes = dataFile.HeadNbytes()
+        if not dataFile.DigestIsNone():
+            if np is None:
+                self.digest = []
+                for i in range(dataFile.DigestLength()):
+                    self.digest.append(dataFile.Digest(i))
+            else:
+                self.digest = dataFile.DigestAsNumpy()
+
+    # DataFileT
+    def Pack(self, builder):
+        if self.name is not None:
+            name = builder.CreateString(self.name)
+        if self.digest is not None:
+            if np is not None and type(self.digest) is np.ndarray:
+                digest = builder.CreateNumpyVector(self.digest)
+            else:
+                DataFileStartDigestVector(builder, len(self.digest))
+                for i in reversed(range(len(self.digest))):
+                    builder.PrependUint8(self.digest[i])
+                digest = builder.EndVector()
+        DataFileStart(builder)
+        if self.name is not None:
+            DataFileAddName(builder, name)
+        DataFileAddNbytes(builder, self.nbytes)
+        DataFileAddHeadNbytes(builder, self.headNbytes)
+        if self.digest is not None:
+            DataFileAddDigest(builder, digest)
+        dataFile = DataFileEnd(builder)
+        return dataFile
+
+
 class Constant(object):
     __slots__ = ['_tab']
 
@@ -4864,7 +5002,31 @@ class Manifest(object):
             return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
         return False
 
-def ManifestStart(builder): builder.StartObject(9)
+    # Manifest
+    def Files(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = DataFile()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Manifest
+    def FilesLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Manifest
+    def FilesIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        return o == 0
+
+def ManifestStart(builder): builder.StartObject(10)
 def ManifestAddVersion(builder, version): builder.PrependUint32Slot(0, version, 0)
 def ManifestAddProducer(builder, producer): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(producer), 0)
 def ManifestAddArchitectures(builder, architectures): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(architectures), 0)
@@ -4880,6 +5042,8 @@ def ManifestStartKernelsVector(builder, numElems): return builder.StartVector(4,
 def ManifestAddMethods(builder, methods): builder.PrependUOffsetTRelativeSlot(7, flatbuffers.number_types.UOffsetTFlags.py_type(methods), 0)
 def ManifestStartMethodsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def ManifestAddIsStatic(builder, isStatic): builder.PrependBoolSlot(8, isStatic, 0)
+def ManifestAddFiles(builder, files): builder.PrependUOffsetTRelativeSlot(9, flatbuffers.number_types.UOffsetTFlags.py_type(files), 0)
+def ManifestStartFilesVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def ManifestEnd(builder): return builder.EndObject()
 
 try:
@@ -4900,6 +5064,7 @@ class ManifestT(object):
         self.kernels = None  # type: List[KernelT]
         self.methods = None  # type: List[MethodT]
         self.isStatic = False  # type: bool
+        self.files = None  # type: List[DataFileT]
 
     @classmethod
     def InitFromBuf(cls, buf, pos):
@@ -4964,6 +5129,14 @@ class ManifestT(object):
                     method_ = MethodT.InitFromObj(manifest.Methods(i))
                     self.methods.append(method_)
         self.isStatic = manifest.IsStatic()
+        if not manifest.FilesIsNone():
+            self.files = []
+            for i in range(manifest.FilesLength()):
+                if manifest.Files(i) is None:
+                    self.files.append(None)
+                else:
+                    dataFile_ = DataFileT.InitFromObj(manifest.Files(i))
+                    self.files.append(dataFile_)
 
     # ManifestT
     def Pack(self, builder):
@@ -5017,6 +5190,14 @@ class ManifestT(object):
             for i in reversed(range(len(self.methods))):
                 builder.PrependUOffsetTRelative(methodslist[i])
             methods = builder.EndVector()
+        if self.files is not None:
+            fileslist = []
+            for i in range(len(self.files)):
+                fileslist.append(self.files[i].Pack(builder))
+            ManifestStartFilesVector(builder, len(self.files))
+            for i in reversed(range(len(self.files))):
+                builder.PrependUOffsetTRelative(fileslist[i])
+            files = builder.EndVector()
         ManifestStart(builder)
         ManifestAddVersion(builder, self.version)
         if self.producer is not None:
@@ -5034,6 +5215,8 @@ class ManifestT(object):
         if self.methods is not None:
             ManifestAddMethods(builder, methods)
         ManifestAddIsStatic(builder, self.isStatic)
+        if self.files is not None:
+            ManifestAddFiles(builder, files)
         manifest = ManifestEnd(builder)
         return manifest
 

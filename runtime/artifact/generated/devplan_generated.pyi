@@ -300,6 +300,14 @@ class BlobT:
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...
 
+class DataFileT:
+    name: str | None
+    nbytes: int
+    headNbytes: int
+    digest: bytes | list[int] | None
+    def __init__(self) -> None: ...
+    def Pack(self, builder: Builder) -> int: ...
+
 class ConstantT:
     name: str | None
     blob: int
@@ -330,5 +338,6 @@ class ManifestT:
     kernels: list[KernelT] | None
     methods: list[MethodT] | None
     isStatic: bool
+    files: list[DataFileT] | None
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...

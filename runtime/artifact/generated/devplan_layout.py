@@ -194,6 +194,12 @@ LAYOUT = Layout(
             ('file', 'string', 'string', 0),
             ('key', 'string', 'string', 0),
         ),
+        'DataFile': (
+            ('name', 'string', 'string', 0),
+            ('nbytes', 'scalar', 'Q', 0),
+            ('headNbytes', 'scalar', 'Q', 0),
+            ('digest', 'scalars', 'B', 0),
+        ),
         'Constant': (
             ('name', 'string', 'string', 0),
             ('blob', 'scalar', 'I', 0),
@@ -220,6 +226,7 @@ LAYOUT = Layout(
             ('kernels', 'tables', 'Kernel', 0),
             ('methods', 'tables', 'Method', 0),
             ('isStatic', 'scalar', '?', False),
+            ('files', 'tables', 'DataFile', 0),
         ),
     },
 )
