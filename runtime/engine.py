@@ -91,7 +91,7 @@ class LoadedProgram:
             variables = {variable.name: variable for variable in program.state}
             self.state = State(variables, self._state_addresses, backends, shared.constants, session)
             self.state.write_all_initial()
-            self._methods = {method.name: self._method(method) for method in program.methods}
+            self._callers = {method.name: self._caller(method) for method in program.methods}
         except BaseException:
             session.close()
             releases.close()
@@ -101,7 +101,7 @@ class LoadedProgram:
     @property
     def methods(self) -> tuple[str, ...]:
         """Names of the methods."""
-        return tuple(self._methods)
+        return tuple(self._callers)
 
     @property
     def devices(self) -> dict[Device, str]:
@@ -126,15 +126,15 @@ class LoadedProgram:
     def copies(self) -> CopyTally:
         """Copies executed by all methods so far, by kind."""
         total = CopyTally()
-        for method in self._methods.values():
-            total.merge(method.copies)
+        for caller in self._callers.values():
+            total.merge(caller.copies())
         return total
 
     def method(self, name: str = "forward") -> LoadedMethod:
-        """The method of that name; UsageError with the valid names if there is none."""
-        if name not in self._methods:
-            raise UsageError(f"there is no method `{name}`", hint=f"methods are {list(self._methods)}")
-        return self._methods[name]
+        """The method of that name, which keeps the program alive; UsageError with the valid names if none."""
+        if name not in self._callers:
+            raise UsageError(f"there is no method `{name}`", hint=f"methods are {list(self._callers)}")
+        return LoadedMethod(self._callers[name], self._session, self)
 
     def to_device(self, value: object, device: Device | str = "cuda:0") -> DeviceArray:
         """A copy of a host tensor in a device's memory, for inputs that are used in place."""
@@ -179,8 +179,8 @@ class LoadedProgram:
             if self._session.is_closed:
                 return
             self._session.close()
-            for method in self._methods.values():
-                method.forget()
+            for caller in self._callers.values():
+                caller.forget()
             try:
                 self._releases.close()
             finally:
@@ -232,14 +232,11 @@ class LoadedProgram:
             raise PlanError(f"method `{method.name}` has no plan")
         return plans[method.name]
 
-    def _method(self, method: Method) -> LoadedMethod:
+    def _caller(self, method: Method) -> Caller:
         context = self._context(method)
-        caller = (
-            Caller(method, context)
-            if self.planned.plan.is_static
-            else UnplannedCaller(method, context, Allocator(self._backends, self._releases))
-        )
-        return LoadedMethod(method, caller, self._session)
+        if self.planned.plan.is_static:
+            return Caller(method, context)
+        return UnplannedCaller(method, context, Allocator(self._backends, self._releases))
 
 
 __all__ = ["EngineOptions", "LoadedMethod", "LoadedProgram", "MemoryReport"]

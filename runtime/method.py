@@ -26,10 +26,11 @@ class LoadedMethod:
         ExecutionError: a step failed, the program is closed, or another thread uses it.
     """
 
-    def __init__(self, method: Method, caller: Caller, session: Session) -> None:
-        self.description = method
-        self._caller, self._session = caller, session
-        self._names, self._arity = [port.name for port in method.inputs], len(method.inputs)
+    def __init__(self, caller: Caller, session: Session, program: object) -> None:
+        self.description: Method = caller.method
+        self._caller, self._session, self._program = caller, session, program
+        self._names = [port.name for port in self.description.inputs]
+        self._arity = len(self._names)
 
     @property
     def name(self) -> str:
@@ -91,7 +92,3 @@ class LoadedMethod:
     def run(self, inputs: Mapping[str, Any], *, borrow: bool = False) -> dict[str, Any]:
         """Like a call, for input names that are no Python names."""
         return self(*self._arranged((), inputs), borrow=borrow)
-
-    def forget(self) -> None:
-        """Drop what was bound (at close)."""
-        self._caller.forget()

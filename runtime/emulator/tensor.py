@@ -7,7 +7,7 @@ compiled, and results are those of the programs one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -110,7 +110,7 @@ class Tensor:
         return self.permute(*order) if order else self.T
 
     def __getitem__(self, keys: Any) -> Tensor:
-        wanted = cast("tuple[Any, ...]", keys) if isinstance(keys, tuple) else (keys,)
+        wanted: tuple[Any, ...] = tuple(cast("Sequence[Any]", keys)) if isinstance(keys, tuple) else (keys,)
         if any(key is not None and key != slice(None) for key in wanted):
             raise ArtifactError("a kernel indexes a tensor with something other than `None` and `:`")
         return Tensor(self.data[(slice(None), *wanted)], self.dtype, self.base)
