@@ -20,12 +20,13 @@ class MergeUploads(Pass[Program]):
     """Merge neighbouring h2d copies of small inputs to one GPU into one copy.
 
     Options: ``max_nbytes``, the largest input that is merged (a bigger one is worth a transfer of its own,
-    whose start-up no longer counts), and ``max_total_nbytes`` of a merged transfer.
+    whose start-up no longer counts), ``max_total_nbytes`` of a merged transfer, and ``max_growth``, by how
+    many bytes an arena's lower bound may grow for it (the merged device storage lives as long as the
+    longest-lived of its parts).
 
     The inputs move into one storage on the host, at offsets, and their device tensors into one storage on the
     device, at the same offsets; a single copy of bytes connects the two. Only whole inputs of known size are
-    merged, whose device tensors are written by nothing else, and only while no arena's lower bound grows (the
-    merged device storage lives as long as the longest-lived of its parts).
+    merged, whose device tensors are written by nothing else.
     """
 
     name: ClassVar[str] = "merge-uploads"
@@ -33,6 +34,7 @@ class MergeUploads(Pass[Program]):
 
     max_nbytes: int = 65536
     max_total_nbytes: int = 1048576
+    max_growth: int = 4096
 
     def run(self, subject: Program) -> PassResult[Program]:
         """Merge in every method."""
@@ -54,7 +56,7 @@ class MergeUploads(Pass[Program]):
                 if _nbytes(method, copy) > self.max_nbytes or _total(method, attempt) > self.max_total_nbytes:
                     break
                 grown = peaks(_merge(method, attempt))
-                if all(peak <= limit.get(device, 0) for device, peak in grown.items()):
+                if all(peak <= limit.get(device, 0) + self.max_growth for device, peak in grown.items()):
                     chosen = attempt
             if len(chosen) > 1:
                 return _merge(method, chosen)
