@@ -367,6 +367,8 @@ class _Reader:
         self._steps.append(Allocate(window, to_size(elements * window.dtype.itemsize)))
 
     def _read_ReuseLine(self, line: lines.ReuseLine, origin: SourceLocation) -> None:
+        if line.node.get_name() in self._lowering.removed_buffers:
+            return  # fused away, and so is what would reuse it
         self._steps.append(Alias(self._window(line.reused_as), line.node.get_name()))
 
     def _read_ReinterpretLine(self, line: lines.ReinterpretLine, origin: SourceLocation) -> None:
