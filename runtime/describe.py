@@ -53,13 +53,14 @@ def describe(artifact: Artifact, *, sha256: bool = True) -> Document:
         },
         "devplan": artifact.producer,
         "architectures": list(program.architectures),
-        "constants": _constants(program, artifact.blobs[0].location if artifact.blobs else 0),
+        "constants": _constants(program, max((blob.location for blob in artifact.blobs), default=0)),
         "state": _state(program),
         "methods": [describe_method(method, plans.get(method.name)) for method in program.methods],
     }
 
 
 def _constants(program: Program, location: int) -> Document:
+    """``location`` is where any of them are that is not the artifact itself."""
     unique = {constant.digest: constant.nbytes for constant in program.constants}
     return {
         "count": len(program.constants),

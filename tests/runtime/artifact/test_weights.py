@@ -157,7 +157,8 @@ def test_no_path_of_this_machine_is_stored(planned: Any, sources: Any, tmp_path:
     with pytest.raises(ArtifactError, match=r"`model.safetensors` is missing"):
         read(tmp_path / "out" / "m.pte")
     assert (
-        bytes(read(tmp_path / "out" / "m.pte", folders=[tmp_path / "downloads"]).constants[digest_of(ONE)]) == ONE
+        bytes(read(tmp_path / "out" / "m.pte", folders=[tmp_path / "downloads"]).constants[digest_of(ONE)])
+        == ONE
     )
 
 
