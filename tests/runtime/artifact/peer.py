@@ -1,7 +1,11 @@
 """Run by `test_peer.py` in a process of its own: what ExecuTorch's own reader and runtime make of a file.
 
-peer.py read FILE            prints what the reader sees, as JSON
-peer.py run FILE IN OUT      executes `forward` on the arrays of IN.npz, in order, and saves OUT.npz
+It answers requests, each a line of JSON, with a line of JSON after the word `reply`:
+
+- ``["read", FILE]``: what the reader sees;
+- ``["data", FILE]``: by name, the layout of a data file's tensors and the digest of their bytes;
+- ``["run", FILE, IN, OUT, DATA]``: null, after executing `forward` on the arrays of IN.npz and saving OUT.npz;
+  the data file may be left out.
 """
 
 from __future__ import annotations
@@ -62,13 +66,32 @@ def read(path: str) -> dict[str, Any]:
     return {"plans": plans, "constants": constants, "named": named}
 
 
-def run(path: str, source: str, destination: str) -> None:
+def data(path: str) -> dict[str, Any]:
+    """The tensors of a data file."""
+    from executorch.exir._serialize._cord import Cord
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+
+    payload = FlatTensorSerializer().deserialize(Cord(Path(path).read_bytes()))
+    return {
+        name: {
+            "scalar_type": int(entry.tensor_layout.scalar_type),
+            "sizes": list(entry.tensor_layout.sizes),
+            "dim_order": [int(dim) for dim in entry.tensor_layout.dim_order],
+            "sha256": hashlib.sha256(bytes(payload.buffers[entry.buffer_index])).hexdigest(),
+        }
+        for name, entry in payload.named_data.items()
+    }
+
+
+def run(path: str, source: str, destination: str, data_path: str | None = None) -> None:
     """Execute on the portable kernels of the wheel."""
     import numpy as np
     import torch
     from executorch.runtime import Runtime, Verification
 
-    program = Runtime.get().load_program(path, verification=Verification.InternalConsistency)
+    program = Runtime.get().load_program(
+        path, verification=Verification.InternalConsistency, data_path=data_path
+    )
     method = program.load_method("forward")
     with np.load(source) as arrays:
         inputs = [torch.from_numpy(arrays[name]) for name in arrays.files]
@@ -79,7 +102,7 @@ def run(path: str, source: str, destination: str) -> None:
 def answer(request: list[str]) -> Any:
     """The reply; an error's text under the key `error`."""
     try:
-        return read(*request[1:]) if request[0] == "read" else run(*request[1:])
+        return {"read": read, "data": data, "run": run}[request[0]](*request[1:])
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

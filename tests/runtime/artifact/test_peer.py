@@ -22,7 +22,8 @@ import numpy.typing as npt
 import pytest
 
 from devplan.planner import plan
-from devplan.runtime.artifact import read, write
+from devplan.runtime.artifact import WrittenFile, read, write
+from devplan.runtime.artifact.weights import Weights
 from devplan.runtime.describe import describe
 from devplan.runtime.dtypes import DType
 from devplan.runtime.expr import Expr
@@ -84,11 +85,11 @@ class Peer:
         found: dict[str, Any] = self.ask("read", path)
         return found
 
-    def run(self, path: Path, inputs: Mapping[str, Array]) -> list[Array]:
+    def run(self, path: Path, inputs: Mapping[str, Array], *data: Path) -> list[Array]:
         """What its runtime computes."""
         source, destination = path.with_suffix(".in.npz"), path.with_suffix(".out.npz")
         np.savez(source, **inputs)
-        self.ask("run", path, source, destination)
+        self.ask("run", path, source, destination, *data)
         with np.load(destination) as arrays:
             return [arrays[name] for name in arrays.files]
 
@@ -161,14 +162,14 @@ class Host:
         ]
         self.body.append(HostCall(target, arguments, tuple(item.name for item in reads), results, 0))
 
-    def write(self, path: Path) -> Path:
+    def write(self, path: Path, weights: Weights = "embed") -> WrittenFile:
         method = Method(
             "forward", tuple(self.inputs), tuple(self.outputs), tuple(self.storages), tuple(self.values),
             tuple(self.body), (Region(CPU, "aten", len(self.body)),), tuple(self.symbols),
         )  # fmt: skip
         planned = plan(Program((method,), tuple(self.constants)))
-        write(path, planned, {digest: (lambda data=data: data) for digest, data in self.data.items()})
-        return path
+        sources = {digest: (lambda data=data: data) for digest, data in self.data.items()}
+        return write(path, planned, sources, weights=weights)
 
 
 def assert_agreement(peer: Peer, path: Path) -> None:
@@ -231,7 +232,7 @@ def linear_relu() -> tuple[Host, Array, Array]:
 
 def test_the_reader_finds_the_constants_bytes(peer: Peer, tmp_path: Path) -> None:
     host, weight, bias = linear_relu()
-    path = host.write(tmp_path / "m.pte")
+    path = host.write(tmp_path / "m.pte").path
     assert_agreement(peer, path)
     found = peer.view(path)["constants"]
     # Each runs up to the next one's beginning there, so the padding between them counts for the first.
@@ -241,9 +242,26 @@ def test_the_reader_finds_the_constants_bytes(peer: Peer, tmp_path: Path) -> Non
 
 def test_the_runtime_executes_linear_and_relu(peer: Peer, tmp_path: Path) -> None:
     host, weight, bias = linear_relu()
-    path = host.write(tmp_path / "m.pte")
+    path = host.write(tmp_path / "m.pte").path
     x = np.random.default_rng(1).standard_normal((4, 16)).astype(np.float32)
     (y,) = peer.run(path, {"x": x})
+    np.testing.assert_allclose(y, np.maximum(x @ weight + bias, 0), atol=1e-5)
+
+
+def test_the_reader_and_the_runtime_take_our_data_file(peer: Peer, tmp_path: Path) -> None:
+    host, weight, bias = linear_relu()
+    written = host.write(tmp_path / "m.pte", "external")
+    assert written.data is not None
+    assert peer.ask("data", written.data) == {
+        "weight": {
+            "scalar_type": 6, "sizes": [16, 8], "dim_order": [0, 1], "sha256": hashlib.sha256(weight.tobytes()).hexdigest(),
+        },
+        "bias": {
+            "scalar_type": 6, "sizes": [8], "dim_order": [0], "sha256": hashlib.sha256(bias.tobytes()).hexdigest(),
+        },
+    }  # fmt: skip
+    x = np.random.default_rng(1).standard_normal((4, 16)).astype(np.float32)
+    (y,) = peer.run(written.path, {"x": x}, written.data)
     np.testing.assert_allclose(y, np.maximum(x @ weight + bias, 0), atol=1e-5)
 
 
@@ -264,7 +282,7 @@ def test_the_runtime_executes_several_results_lists_and_copies(peer: Peer, tmp_p
     host.call("aten::mul.Scalar_out", (Ref("total"), 0.5), host.value("half", (4, 1)))
     for name in ("best", "at", "half"):
         host.output(name)
-    path = host.write(tmp_path / "m.pte")
+    path = host.write(tmp_path / "m.pte").path
     assert_agreement(peer, path)
     x_data = np.random.default_rng(2).standard_normal((4, 16)).astype(np.float32)
     best, at, half = peer.run(path, {"x": x_data})
@@ -289,7 +307,7 @@ def test_the_runtime_takes_our_jumps(value: float, peer: Peer, tmp_path: Path) -
     host.body.append(Jump(6))
     host.call("aten::add.Scalar_out", (Ref(x), -1, 1), "y")
     host.output("y")
-    path = host.write(tmp_path / "m.pte")
+    path = host.write(tmp_path / "m.pte").path
     (y,) = peer.run(path, {"x": np.full(4, value, np.float32)})
     np.testing.assert_array_equal(y, np.full(4, 2 * value, np.float32))
 
@@ -301,7 +319,7 @@ def test_the_runtime_takes_dynamic_shapes(rows: int, peer: Peer, tmp_path: Path)
     x = host.input("x", (Expr("s0"), 4))
     host.call("aten::relu.out", (Ref(x),), host.value("y", (Expr("s0"), 4), role=Role.OUTPUT))
     host.output("y")
-    path = host.write(tmp_path / "m.pte")
+    path = host.write(tmp_path / "m.pte").path
     assert_agreement(peer, path)
     data = np.random.default_rng(3).standard_normal((rows, 4)).astype(np.float32)
     (y,) = peer.run(path, {"x": data})
