@@ -49,6 +49,7 @@ def run_measurement(asked: Measurement, output: Output) -> int:
         repeat=asked.repeat,
         warmup=asked.warmup,
         cold_start=asked.cold_start,
+        allow_torch_ops=asked.allow_torch_ops,
     )
     output.document(document)
     output.show(*view(document))

@@ -70,7 +70,8 @@ def measure(
     cold: dict[str, float] = measure_cold_start(artifact, method, inputs, device) if cold_start else {}
     free_before = _free_memory(device)
     with load(artifact, device=device, allow_torch_ops=allow_torch_ops) as program:
-        result = bench(program, program.method(method), inputs, repeat, warmup, free_before)
+        placed = place_inputs(program, program.method(method), inputs)
+        result = bench(program, program.method(method), placed, repeat, warmup, free_before)
     return {**result.document(), "cold_start_s": cold}
 
 
@@ -106,6 +107,22 @@ def bench(
     latency |= _parts(program, method, repeat)
     labels = [backend.label for slot, backend in program.backends.items() if slot.kind != "cpu"]
     return BenchResult(method.name, ", ".join(labels) or "cpu", latency, memory, method.no_graph_reason)
+
+
+def place_inputs(program: LoadedProgram, method: LoadedMethod, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs where the method takes them: host tensors for ports in device memory are copied there."""
+    description = method.description
+    homes = {
+        port.name: description.storage(description.value(port.value).storage)
+        for port in description.inputs
+        if port.value
+    }
+    return {
+        name: program.to_device(value, homes[name].device)
+        if name in homes and homes[name].external and homes[name].device.kind != "cpu"
+        else value
+        for name, value in inputs.items()
+    }
 
 
 def _parts(program: LoadedProgram, method: LoadedMethod, repeat: int) -> dict[str, Percentiles | None]:
@@ -201,7 +218,8 @@ def _fresh_process(artifact: str, method: str, inputs: str, device: str, started
     mark("import")
     program = load(artifact, device=device or None)
     mark("load")
-    program.method(method).run(_read_inputs(inputs))
+    called = program.method(method)
+    called.run(place_inputs(program, called, _read_inputs(inputs)))
     mark("first_result")
     print(json.dumps(marks))
 
