@@ -10,7 +10,10 @@ import typer
 from . import flags
 from .console import Output
 
-EXAMPLE = "Example: devplan bench model.pte --repeat 500 --json"
+EXAMPLE = """Example:
+
+devplan bench model.pte --repeat 500 --json
+"""
 
 
 def bench(

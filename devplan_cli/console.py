@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import math
 import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from ..passes.narrow import is_mapping, is_sequence
 
@@ -31,7 +33,7 @@ class Output:
     def say(self, text: str) -> None:
         """A line for a person on standard error."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            print(text, file=getattr(sys.stderr, "beneath", sys.stderr), flush=True)
 
     def detail(self, text: str) -> None:
         """A line for one who asked for more."""
@@ -58,6 +60,28 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 80
     return Console(file=stream, width=width, highlight=False, emoji=False, legacy_windows=False)
+
+
+class _Muffler(io.StringIO):
+    """A standard error that keeps what is written to it to itself; ``beneath`` is the real one."""
+
+    def __init__(self, beneath: TextIO) -> None:
+        super().__init__()
+        self.beneath = beneath
+
+
+@contextmanager
+def muffled(active: bool) -> Generator[None]:
+    """Keep a library's own reports from the user, who gets one line of ours; `Output.say` still speaks."""
+    if not active:
+        yield
+        return
+    logging.disable(logging.ERROR)
+    try:
+        with redirect_stderr(_Muffler(sys.stderr)):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 @contextmanager

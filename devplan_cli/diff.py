@@ -11,7 +11,12 @@ from . import flags
 from .console import Output
 from .failures import Differs
 
-EXAMPLE = "Example: devplan diff main.pte mine.pte --markdown >> $GITHUB_STEP_SUMMARY"
+EXAMPLE = """Examples:
+
+devplan diff main.pte mine.pte
+
+devplan diff main.pte mine.pte --markdown >> $GITHUB_STEP_SUMMARY
+"""
 
 
 def diff(

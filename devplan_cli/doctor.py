@@ -5,7 +5,10 @@ from __future__ import annotations
 from . import flags
 from .console import Output
 
-EXAMPLE = "Example: devplan doctor --json"
+EXAMPLE = """Example:
+
+devplan doctor --json
+"""
 
 
 def doctor(json: flags.Json = False, quiet: flags.Quiet = False, verbose: flags.Verbose = False) -> int:

@@ -17,8 +17,16 @@ if TYPE_CHECKING:
     from ..passes.config import Config
     from ..passes.options import IoRule
 
-EXAMPLE = "Example: devplan export model.py --dtype float16 --arch sm_80,sm_90 --io device"
-_PANEL = {"budget": "Budgets: over one, nothing is written (code 5)", "print": "Printing"}
+EXAMPLE = """Examples:
+
+devplan export model.py --dtype float16 --arch sm_80,sm_90
+
+devplan export llm.py --io device --skip-h2d prefill.tokens --memory-budget 2GiB --check
+
+devplan export model.py --config low-memory --print-config
+"""
+_WHAT, _IO, _PLAN = "What and for what", "Inputs and outputs", "Planning"
+_CODE, _BUDGET, _AFTER = "Constants and code", "Budgets: over one, nothing is written (code 5)", "Afterwards"
 
 Text = str | None
 
@@ -33,20 +41,33 @@ def export(
         typer.Argument(metavar="SOURCE", help="model.py, model.py:NAME, package.module:NAME or program.pt2"),
     ] = None,
     output: Annotated[
-        Text, _option("--output", "-o", metavar="FILE", help="The artifact; NAME.pte here if left out.")
+        Text,
+        _option(
+            "--output", "-o", metavar="FILE", help="The artifact; NAME.pte here if left out.", panel=_WHAT
+        ),
     ] = None,
     config: Annotated[
-        Text, _option("--config", metavar="FILE", help="A TOML file, or the name of one of `configs/`.")
+        Text,
+        _option(
+            "--config", metavar="FILE", help="A TOML file, or the name of one of `configs/`.", panel=_WHAT
+        ),
     ] = None,
     device: Annotated[
-        Text, _option("--device", metavar="cuda|cpu", help="Where the graph is placed; `cuda` if left out.")
+        Text,
+        _option(
+            "--device",
+            metavar="DEVICE",
+            help="cuda or cpu: where the graph is placed; `cuda` if left out.",
+            panel=_WHAT,
+        ),
     ] = None,
     dtype: Annotated[
         Text,
         _option(
             "--dtype",
-            metavar="float32|bfloat16|float16",
-            help="Cast parameters and floating inputs before exporting.",
+            metavar="TYPE",
+            help="float32, bfloat16 or float16: cast parameters and floating inputs.",
+            panel=_WHAT,
         ),
     ] = None,
     arch: Annotated[
@@ -55,14 +76,16 @@ def export(
             "--arch",
             metavar="LIST",
             help="sm_80,sm_90,... or native; the GPU present, else sm_80,sm_90, if left out.",
+            panel=_WHAT,
         ),
     ] = None,
     io: Annotated[
         list[str] | None,
         _option(
             "--io",
-            metavar="[METHOD.TENSOR=]host|device",
-            help="Where callers keep inputs and outputs; may be repeated.",
+            metavar="RULE",
+            help="host, device or METHOD.TENSOR=device: where callers keep them; repeatable.",
+            panel=_IO,
         ),
     ] = None,
     skip_h2d: Annotated[
@@ -71,6 +94,7 @@ def export(
             "--skip-h2d",
             metavar="[METHOD[.INPUT]]",
             help="Take these inputs (all, without a value) on the device.",
+            panel=_IO,
         ),
     ] = None,
     skip_d2h: Annotated[
@@ -79,80 +103,99 @@ def export(
             "--skip-d2h",
             metavar="[METHOD[.OUTPUT]]",
             help="Leave these outputs (all, without a value) on the device.",
+            panel=_IO,
         ),
     ] = None,
     device_planning: Annotated[
         bool | None,
         _option(
-            "--device-planning/--no-device-planning", help="Static device arenas, or allocation at run time."
+            "--device-planning/--no-device-planning",
+            help="Static device arenas, or allocation at run time.",
+            panel=_PLAN,
         ),
     ] = None,
     planning_effort: Annotated[
         Text,
         _option(
-            "--planning-effort", metavar="fast|default|max", help="How long to search for a smaller arena."
+            "--planning-effort",
+            metavar="EFFORT",
+            help="fast, default or max: how long to search for a smaller arena.",
+            panel=_PLAN,
         ),
     ] = None,
     reorder: Annotated[
         bool | None,
-        _option("--reorder/--no-reorder", help="Reorder instructions where that lowers the peak."),
+        _option(
+            "--reorder/--no-reorder", help="Reorder instructions where that lowers the peak.", panel=_PLAN
+        ),
     ] = None,
     weights: Annotated[
         Text,
         _option(
             "--weights",
-            metavar="embed|external|reference",
-            help="Where constants are kept; `embed` if left out.",
+            metavar="PLACE",
+            help="embed, external or reference: where constants are kept.",
+            panel=_CODE,
         ),
     ] = None,
     library_calls: Annotated[
         bool | None,
         _option(
-            "--library-calls/--no-library-calls", help="Use cuBLASLt and cuDNN, or generated kernels only."
+            "--library-calls/--no-library-calls",
+            help="Use cuBLASLt and cuDNN, or generated kernels only.",
+            panel=_CODE,
         ),
     ] = None,
     allow_host_ops: Annotated[
         bool | None,
-        _option("--allow-host-ops", help="Let operators that the device cannot run run on the host."),
+        _option(
+            "--allow-host-ops", help="Let operators that the device cannot run run on the host.", panel=_CODE
+        ),
     ] = None,
-    allow_tf32: Annotated[bool | None, _option("--allow-tf32", help="Let float32 products use TF32.")] = None,
+    allow_tf32: Annotated[
+        bool | None, _option("--allow-tf32", help="Let float32 products use TF32.", panel=_CODE)
+    ] = None,
     jobs: Annotated[
-        int | None, _option("--jobs", "-j", metavar="N", help="Processes that compile kernels.")
+        int | None, _option("--jobs", "-j", metavar="N", help="Processes that compile kernels.", panel=_CODE)
     ] = None,
     memory_budget: Annotated[
         Text,
-        _option(
-            "--memory-budget", metavar="SIZE", help="Most planned device memory.", panel=_PANEL["budget"]
-        ),
+        _option("--memory-budget", metavar="SIZE", help="Most planned device memory.", panel=_BUDGET),
     ] = None,
     max_artifact_size: Annotated[
         Text,
-        _option(
-            "--max-artifact-size", metavar="SIZE", help="Most bytes of the artifact.", panel=_PANEL["budget"]
-        ),
+        _option("--max-artifact-size", metavar="SIZE", help="Most bytes of the artifact.", panel=_BUDGET),
     ] = None,
     max_copies: Annotated[
         int | None,
-        _option("--max-copies", metavar="N", help="Most copies of all methods.", panel=_PANEL["budget"]),
+        _option("--max-copies", metavar="N", help="Most copies of all methods.", panel=_BUDGET),
     ] = None,
     fail_on_copy: Annotated[
-        bool | None, _option("--fail-on-copy", help="The same as `--max-copies 0`.", panel=_PANEL["budget"])
+        bool | None, _option("--fail-on-copy", help="The same as `--max-copies 0`.", panel=_BUDGET)
     ] = None,
     check: Annotated[
-        bool | None, _option("--check", help="Run `verify` on the result before it is written.")
+        bool | None, _option("--check", help="Run `verify` on the result before it is written.", panel=_AFTER)
     ] = None,
     report: Annotated[
-        Text, _option("--report", metavar="FILE.html", help="Write the memory timeline as a page.")
+        Text,
+        _option("--report", metavar="FILE.html", help="Write the memory timeline as a page.", panel=_AFTER),
     ] = None,
     print_config: Annotated[
         bool,
-        _option("--print-config", help="Print the configuration with the origin of each value, and stop."),
+        _option(
+            "--print-config",
+            help="Print the configuration with the origin of each value, and stop.",
+            panel=_AFTER,
+        ),
     ] = False,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
     no_progress: Annotated[
-        bool, typer.Option("--no-progress", help="Plain lines instead of progress bars.")
+        bool,
+        typer.Option(
+            "--no-progress", help="Plain lines instead of progress bars.", rich_help_panel="Printing"
+        ),
     ] = False,
 ) -> int:
     """Export a model to an artifact that runs without torch, on a machine without a GPU."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import DevplanError
 from . import budgets
-from .console import Output
+from .console import Output, muffled
 from .export import Job
 from .progress import Stages, stages
 
@@ -74,7 +74,8 @@ def _export(job: Job, output: Output, told: Stages) -> tuple[ModelSource, Export
     source = resolve(job.source)
     from ..passes.export import export
 
-    return source, export(source, job.config.options, told)
+    with muffled(not output.verbose):
+        return source, export(source, job.config.options, told)
 
 
 def _write(path: Path, result: ExportResult, job: Job) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
         traceback.print_exception(error)
     if as_json:
         message = f"{known.what}: {known.why}" if known.why else known.what
-        found = known.document if isinstance(known, Differs) else {}
+        found: Mapping[str, Any] = known.document if isinstance(known, Differs) else dict[str, Any]()
         failure = {"code": known.code, "kind": known.kind, "message": message, "hint": known.hint}
         write_document({**found, "error": failure})
     print(known.line(), file=sys.stderr, flush=True)
@@ -69,4 +70,12 @@ def _wrong_usage(error: BaseException, message: str) -> UsageError:
         close = get_close_matches(name, options, n=1)
         hint = f"did you mean `{close[0]}`; {hint}" if close else hint
         return UsageError(f"unknown option `{name}`", hint=hint)
+    if match := re.match(r"No such command '([^']+)'", message):
+        close = (
+            get_close_matches(match[1], list(getattr(context.command, "commands", ())), n=1)
+            if context
+            else []
+        )
+        hint = f"did you mean `{close[0]}`; {hint}" if close else hint
+        return UsageError(f"unknown verb `{match[1]}`", hint=hint)
     return UsageError("wrong usage", why=message[:1].lower() + message[1:], hint=hint)

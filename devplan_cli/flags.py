@@ -7,10 +7,18 @@ from typing import Annotated
 
 import typer
 
+_PRINT = "Printing"
+
 Artifact = Annotated[Path, typer.Argument(metavar="ARTIFACT", show_default=False, help="A `.pte` artifact.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no more than errors.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output.", rich_help_panel=_PRINT)
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print no more than errors.", rich_help_panel=_PRINT)
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say more; show tracebacks.", rich_help_panel=_PRINT)
+]
 DeviceName = Annotated[
     str | None,
     typer.Option(

@@ -10,7 +10,12 @@ import typer
 from . import flags
 from .console import Output
 
-EXAMPLE = "Example: devplan inspect model.pte --json | jq '.methods[0].arenas'"
+EXAMPLE = """Examples:
+
+devplan inspect model.pte --plan
+
+devplan inspect model.pte --json | jq '.methods[0].arenas'
+"""
 
 
 _LARGE = 256 << 20

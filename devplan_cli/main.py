@@ -75,6 +75,8 @@ def _call(words: list[str], *, as_json: bool, verbose: bool) -> int:
             print(getattr(error, "message", ""), file=sys.stderr)
             return 2
         return report(error, as_json=as_json, verbose=verbose)
+    if result == INTERRUPTED:  # the parser has caught the interrupt
+        return report(KeyboardInterrupt(), as_json=as_json, verbose=False)
     return result if isinstance(result, int) else 0
 
 

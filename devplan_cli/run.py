@@ -10,7 +10,12 @@ import typer
 from . import flags
 from .console import Output
 
-EXAMPLE = "Example: devplan run model.pte --input x=x.npy --outputs out.npz"
+EXAMPLE = """Examples:
+
+devplan run model.pte --input x=x.npy --outputs out.npz
+
+devplan run model.pte --seed 1 --expect out.npz --rtol 1e-4 --json
+"""
 
 
 def run(

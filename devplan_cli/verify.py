@@ -9,7 +9,12 @@ import typer
 from . import flags
 from .console import Output
 
-EXAMPLE = "Example: devplan verify model.pte model.py"
+EXAMPLE = """Examples:
+
+devplan verify model.pte model.py
+
+devplan verify model.pte model.py --device emulator --atol 1e-4
+"""
 
 
 def verify(
