@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .problem import Placement, Problem, align
+from .timetable import Timetable
 
 _Numbers = NDArray[np.float64]
 
@@ -103,32 +104,31 @@ def _fit_small(problem: Problem, order: list[int], tightest: bool, ceiling: int)
 
 
 def _fit_large(problem: Problem, order: list[int], tightest: bool, ceiling: int) -> list[int] | None:
-    """The same with NumPy: the placed ones lie in arrays sorted by offset; gaps are found in one sweep."""
+    """The same with NumPy: neighbours in time from a timetable, their gaps in one sweep."""
     buffers, n = problem.buffers, len(problem.buffers)
-    offsets = [0] * n
-    table = np.zeros((4, n), dtype=np.int64)  # rows: offset, end, lower, upper
-    for count, index in enumerate(order):
+    timetable = Timetable(problem)
+    offsets, ends = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    for index in order:
         buffer = buffers[index]
-        offset, end, lower, upper = table[:, :count]
-        near = np.flatnonzero((lower < buffer.upper) & (upper > buffer.lower))
+        near = timetable.near(index)
         at = 0
         if len(near):
-            tops = np.maximum.accumulate(end[near])
+            begins = offsets[near]
+            sequence = begins.argsort(kind="stable")
+            tops = np.maximum.accumulate(ends[near][sequence])
             if buffer.alignment > 1:
                 tops = -(-tops // buffer.alignment) * buffer.alignment
             starts = np.concatenate(([0], tops[:-1]))
-            gaps = offset[near] - starts - buffer.size
+            gaps = begins[sequence] - starts - buffer.size
             fitting = np.flatnonzero(gaps >= 0)
             at = int(tops[-1])
             if len(fitting):
                 at = int(starts[fitting[gaps[fitting].argmin()] if tightest else fitting[0]])
         if at + buffer.size > ceiling:
             return None
-        offsets[index] = at
-        place = int(np.searchsorted(offset, at))
-        table[:, place + 1 : count + 1] = table[:, place:count].copy()
-        table[:, place] = (at, at + buffer.size, buffer.lower, buffer.upper)
-    return offsets
+        offsets[index], ends[index] = at, at + buffer.size
+        timetable.add(index)
+    return [int(each) for each in offsets]
 
 
 def temporal(problem: Problem, tightest: bool = False) -> list[int]:

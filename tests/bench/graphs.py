@@ -64,23 +64,29 @@ def random_wired(count: int, seed: int) -> Program:
     return program_of(nodes, ["y"])
 
 
-def mixture_of_experts(layers: int, experts: int, seed: int, tokens: int = 512, width: int = 1024) -> Program:
-    """Layers of routed experts: gather, two products, weighted scatter into a sum, expert by expert."""
+def mixture_of_experts(
+    layers: int, experts: int, seed: int, tokens: int = 512, width: int = 1024, by_stage: bool = False
+) -> Program:
+    """Layers of routed experts: gather, two products, and all results weighted into a sum.
+
+    The order given is expert by expert, as a loop in the model would run, or stage by stage.
+    """
     chance = random.Random(seed)
     full = tokens * width * 2
+    stages = (("in", "norm", 1), ("up", "in", 4), ("act", "up", 4), ("down", "act", 1))
     nodes: list[NODE] = [("x", full, ())]
     last = "x"
     for layer in range(layers):
         at = f"l{layer}"
         nodes += [(f"{at}.norm", full, (last,)), (f"{at}.route", tokens * experts * 2, (f"{at}.norm",))]
-        shares = [chance.uniform(0.4, 1.6) for _ in range(experts)]
+        shares = [chance.uniform(0.2, 1.8) for _ in range(experts)]
         rows = [max(1, int(2 * tokens * share / sum(shares))) for share in shares]
-        for stage, factor in (("in", 1), ("up", 4), ("act", 4), ("down", 1)):
-            before = {"in": "norm", "up": "in", "act": "up", "down": "act"}[stage]
-            for expert in range(experts):
-                source = f"{at}.norm" if stage == "in" else f"{at}.{before}{expert}"
-                extra = (f"{at}.route",) if stage == "in" else ()
-                nodes.append((f"{at}.{stage}{expert}", rows[expert] * width * 2 * factor, (source, *extra)))
+        steps = [(stage, expert) for expert in range(experts) for stage in stages]
+        if by_stage:
+            steps = [(stage, expert) for stage in stages for expert in range(experts)]
+        for (stage, before, factor), expert in steps:
+            operands = (f"{at}.norm", f"{at}.route") if stage == "in" else (f"{at}.{before}{expert}",)
+            nodes.append((f"{at}.{stage}{expert}", rows[expert] * width * 2 * factor, operands))
         outs = tuple(f"{at}.down{expert}" for expert in range(experts))
         nodes += [(f"{at}.sum", full, (*outs, f"{at}.route")), (f"{at}.out", full, (f"{at}.sum", last))]
         last = f"{at}.out"
