@@ -18,6 +18,7 @@ from ..runtime.errors import UsageError
 from .config_rules import io_rules, placement_rules
 from .narrow import is_list, is_mapping
 from .options import ExportOptions, IoRule, PlacementRule
+from .pipeline import check_names
 from .setting import BY_NAME, SETTINGS, Setting, nearest
 
 _TABLES = ("pipeline", "export", "plan", "io", "budget", "placement", "pass")
@@ -118,6 +119,15 @@ def _read_file(layers: _Layers, path: Path) -> None:
             _read_table(layers, key, value, partial(_place, path, text, key))
         except ValueError as error:
             raise UsageError(f"cannot use configuration `{path}`", why=f"`{key}` ({at}): {error}") from error
+    if layers.pipeline is not None:
+        layers.pipeline = tuple(_beside(path, entry) for entry in layers.pipeline)
+
+
+def _beside(path: Path, entry: str) -> str:
+    """A pass ``FILE.py:ClassName`` with FILE beside the configuration, where there is such a file."""
+    file, colon, name = entry.rpartition(":")
+    beside = path.parent / file
+    return f"{beside}:{name}" if colon and file.endswith(".py") and beside.is_file() else entry
 
 
 def _read_table(layers: _Layers, key: str, value: Any, at: Callable[[str], str]) -> None:
@@ -242,6 +252,7 @@ def _config(layers: _Layers) -> Config:
         jobs=v["export.jobs"],
     )
     _refuse_contradictions(options)
+    check_names(options)
     origins = layers.origins | {f"io.{i}": origin for i, (_, origin) in enumerate(layers.io)}
     return Config(
         options,

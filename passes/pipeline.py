@@ -43,7 +43,8 @@ BUILT_IN: tuple[tuple[str, str], ...] = (
 )
 """The built-in passes in the order in which they run: name, and module and class in this room.
 
-To add one: write the file, add a line. Named, not imported, so that reading a configuration stays fast.
+To add one: write the file, add a line here and its name to ``configs/default.toml``. Named, not imported, so
+that reading a configuration stays fast.
 """
 
 
@@ -112,6 +113,25 @@ def _from_file(spec: str, folder: Path | None) -> type[AnyPass]:
     return found
 
 
+def check_names(options: ExportOptions, folder: Path | None = None) -> None:
+    """Refuse pass names that mean nothing, without importing any pass: UsageError with the nearest name."""
+    entries = options.pipeline if options.pipeline is not None else pass_names()
+    for entry in entries:
+        file, _, _ = entry.rpartition(":")
+        if ".py:" not in entry and entry not in pass_names():
+            raise UsageError(f"there is no pass `{entry}`", hint=_nearest(entry, pass_names()))
+        if ".py:" in entry and not ((folder or Path.cwd()) / file).is_file():
+            raise UsageError(f"there is no file `{file}` for the pass `{entry}`")
+    if not any(".py:" in entry for entry in entries):  # the name of a pass in a file is not known yet
+        _check_tables(options, set(entries))
+
+
+def _check_tables(options: ExportOptions, used: set[str]) -> None:
+    for key in options.pass_options:
+        if key not in used and key not in pass_names():
+            raise UsageError(f"there is no pass `{key}` to set options of", hint=_nearest(key, sorted(used)))
+
+
 def build_pipeline(
     options: ExportOptions,
     services: Mapping[str, Any] | None = None,
@@ -135,12 +155,7 @@ def build_pipeline(
         for key in (cls.name, cls.__name__, entry):
             table |= tables.get(key, {})
         built.append(_build(cls, table, options, services or {}))
-    used = {
-        key for entry, cls in zip(entries, classes, strict=True) for key in (cls.name, cls.__name__, entry)
-    }
-    for key in tables:
-        if key not in used and key not in pass_names():
-            raise UsageError(f"there is no pass `{key}` to set options of", hint=_nearest(key, sorted(used)))
+    _check_tables(options, {*entries, *(cls.name for cls in classes), *(cls.__name__ for cls in classes)})
     return tuple(built)
 
 

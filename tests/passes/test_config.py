@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 from devplan.passes.config import load_config
 from devplan.passes.config_rules import parse_io, parse_skip
 from devplan.passes.options import ExportOptions, IoRule, PlacementRule
+from devplan.passes.pipeline import pass_class, pass_names
 from devplan.passes.setting import SETTINGS, parse_size
 from devplan.runtime.errors import UsageError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 EVERYTHING = """
-pipeline = ["decompose", "insert-copies"]
+pipeline = ["place-operators", "insert-copies"]
 
 [export]
 device = "cuda"
@@ -77,7 +79,11 @@ def test_no_file_and_no_flags_give_the_defaults_of_export_options() -> None:
 
 def test_the_ready_default_file_says_what_the_code_says() -> None:
     config = load_config(str(CONFIGS / "default.toml"))
-    assert config.options == ExportOptions(io=config.options.io)
+    options = config.options
+    assert options == ExportOptions(io=options.io, pipeline=pass_names(), pass_options=options.pass_options)
+    for name, table in options.pass_options.items():
+        own = {f.name: f.default for f in fields(pass_class(name)) if isinstance(f.default, int | str)}
+        assert table == {key: own[key] for key in table}
     assert all(rule == IoRule("both", "host") for rule in config.options.io)
 
 
@@ -107,7 +113,7 @@ def test_one_file_can_say_everything(write) -> None:
         reorder=False,
         memory_budget=2 << 30,
         weights="external",
-        pipeline=("decompose", "insert-copies"),
+        pipeline=("place-operators", "insert-copies"),
         pass_options={"insert-copies": {"share_inputs": False}},
         jobs=2,
     )
@@ -235,3 +241,17 @@ def test_a_number_of_bytes_is_a_size(number: int) -> None:
 
 def test_a_size_may_have_a_fraction() -> None:
     assert parse_size("1.5GiB") == 3 << 29
+
+
+def test_an_unknown_pass_is_refused_before_anything_is_imported(write) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_config(write('pipeline = ["insert-copys"]'))
+    assert "did you mean `insert-copies`?" in caught.value.hint
+
+
+def test_a_pass_of_the_users_own_is_found_beside_the_configuration(write, tmp_path: Path) -> None:
+    (tmp_path / "my_pass.py").write_text("")
+    (entry,) = load_config(write('pipeline = ["my_pass.py:Mine"]')).options.pipeline or ()
+    assert entry == f"{tmp_path / 'my_pass.py'}:Mine"
+    with pytest.raises(UsageError, match=r"no file `gone.py`"):
+        load_config(write('pipeline = ["gone.py:Mine"]'))

@@ -26,7 +26,7 @@ from devplan.runtime.errors import UsageError
 from devplan.runtime.expr import Expr
 from devplan.runtime.program import Symbol
 
-PURE = tuple(name for name in pass_names() if name != "fold-constants")
+PURE = pass_names()[pass_names().index("place-operators") :]
 """The built-in passes that need no torch."""
 H2D = (IoRule("h2d", "device"),)
 D2H = (IoRule("d2h", "device"),)
