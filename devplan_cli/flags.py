@@ -32,3 +32,6 @@ Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of r
 AllowTorch = Annotated[
     bool, typer.Option("--allow-torch-ops", help="Let operators without a kernel of ours run in torch.")
 ]
+Tuning = Annotated[
+    Path | None, typer.Option("--tuning", metavar="FILE.json", help="Algorithms that `devplan tune` chose.")
+]

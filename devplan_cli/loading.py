@@ -24,7 +24,12 @@ def check_device_name(device: str | None) -> None:
 
 
 def load_program(
-    path: Path, device: str | None, output: Output, *, allow_torch_ops: bool = False
+    path: Path,
+    device: str | None,
+    output: Output,
+    *,
+    allow_torch_ops: bool = False,
+    tuning: Path | None = None,
 ) -> LoadedProgram:
     """Load an artifact on a device, or on the GPU, or where there is none on the emulator, saying so."""
     check_device_name(device)
@@ -35,7 +40,7 @@ def load_program(
         is_known = line.startswith("no CUDA device") and not output.verbose
         output.say("no CUDA device; running on the emulator" if is_known else line)
 
-    return load(path, device, allow_torch_ops=allow_torch_ops, notify=notify)
+    return load(path, device, allow_torch_ops=allow_torch_ops, notify=notify, tuning=tuning)
 
 
 def to_places(program: LoadedProgram, method: Method, inputs: Mapping[str, Any]) -> dict[str, Any]:

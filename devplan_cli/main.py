@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, diff, doctor, export, inspect, run, verify
+from . import bench, diff, doctor, export, inspect, run, tune, verify
 from .arguments import fill_optional_values
 from .console import document_mode
 from .failures import INTERRUPTED, report
@@ -19,7 +19,7 @@ _HELP = """Export PyTorch models to planned device programs, and run them withou
 Exit codes: 0 done, 1 failed while running, 2 wrong usage, 3 the model cannot be exported, 4 results or
 artifacts differ, 5 a budget is exceeded, 6 no device, 7 the artifact is damaged.
 """
-VERBS = (export, run, inspect, verify, bench, diff, doctor)
+VERBS = (export, run, inspect, verify, bench, tune, diff, doctor)
 
 app = typer.Typer(
     name="devplan",

@@ -57,6 +57,7 @@ def run(
     require_cuda_graph: Annotated[
         bool, typer.Option("--require-cuda-graph", help="Fail with the reason where no CUDA graph is used.")
     ] = False,
+    tuning: flags.Tuning = None,
     allow_torch_ops: flags.AllowTorch = False,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
@@ -82,5 +83,6 @@ def run(
         profile,
         require_cuda_graph,
         allow_torch_ops,
+        tuning,
     )
     return run_order(order, Output(json, quiet, verbose))

@@ -44,6 +44,7 @@ class Order:
     profile: Path | None
     require_cuda_graph: bool
     allow_torch_ops: bool
+    tuning: Path | None = None
 
 
 def run_order(order: Order, output: Output) -> int:
@@ -56,7 +57,9 @@ def run_order(order: Order, output: Output) -> int:
             "wrong usage", why="`--rtol` and `--atol` belong to `--expect`", hint="add `--expect FILE.npz`"
         )
     expected = read_many(order.expect) if order.expect is not None else None
-    with load_program(order.artifact, order.device, output, allow_torch_ops=order.allow_torch_ops) as program:
+    with load_program(
+        order.artifact, order.device, output, allow_torch_ops=order.allow_torch_ops, tuning=order.tuning
+    ) as program:
         method = program.method(choose_method(order.method, list(program.methods)))
         inputs, random = gather_inputs(
             method.description, order.single, order.inputs, order.shapes, order.seed

@@ -85,7 +85,7 @@ def initialise() -> Any:
     try:
         status = cu.cuInit(0)
     except RuntimeError as error:  # the library itself is missing: DynamicLibNotFoundError
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise DeviceError("there is no CUDA driver", why=why, hint=_NO_GPU_HINT) from error
     check(status, "start the CUDA driver")
     return cu
