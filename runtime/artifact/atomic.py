@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 from pathlib import Path
 
 BytesLike = bytes | bytearray | memoryview
@@ -23,7 +24,7 @@ class AtomicFile:
 
     def __enter__(self) -> AtomicFile:
         # In the same folder, since a rename is atomic only within one file system.
-        self._name = self._path.parent / f".{self._path.name}.{os.getpid()}.part"
+        self._name = self._path.parent / f".{self._path.name}.{secrets.token_hex(4)}.part"
         self._descriptor, self._is_named = _open_nameless(self._path.parent), False
         if self._descriptor < 0:
             self._descriptor = os.open(self._name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -38,15 +39,20 @@ class AtomicFile:
         while view.nbytes:
             view = view[os.write(self._descriptor, view) :]
 
+    def preview(self) -> Path:
+        """The file as it is now, under a passing name in the same folder."""
+        os.fsync(self._descriptor)
+        if not self._is_named:
+            # With a folder given, which an absolute path ignores, Python follows the link.
+            source = f"/proc/self/fd/{self._descriptor}"
+            os.link(source, self._name, src_dir_fd=self._descriptor, follow_symlinks=True)
+            self._is_named = True
+        return self._name
+
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         try:
             if kind is None:
-                os.fsync(self._descriptor)
-                if not self._is_named:
-                    # With a folder given, which an absolute path ignores, Python follows the link.
-                    source = f"/proc/self/fd/{self._descriptor}"
-                    os.link(source, self._name, src_dir_fd=self._descriptor, follow_symlinks=True)
-                self._name.replace(self._path)
+                self.preview().replace(self._path)
         finally:
             os.close(self._descriptor)
             self._name.unlink(missing_ok=True)

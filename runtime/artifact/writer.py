@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def write(
     producer: str = "",
     weights: Weights = "embed",
     files: Sequence[Path] = (),
+    check: Callable[[Path], None] | None = None,
 ) -> WrittenFile:
     """Write to a nameless file beside ``path``, then name it so: the old file, or the whole new one.
 
@@ -65,6 +67,7 @@ def write(
         weights: ``embed``; or ``external``, into `STEM.DIGEST.ptd` beside it, which is there first; or
             ``reference``, where constants that a file of ``files`` holds as they are stay there.
         files: safetensors files, for ``reference``.
+        check: called with the finished file before it takes its name; if it raises, nothing is written.
 
     Raises:
         ArtifactError: the program breaks an invariant, a constant is missing or not what its digest says, or
@@ -82,21 +85,32 @@ def write(
     with AtomicFile(path) as file:
         for part in _stream(parts, embedded(placed.blobs), constants):
             file.write(part)
-        if placed.head:
-            _write_data(path.parent / placed.files[0].name, placed, constants)
-    data = path.parent / placed.files[0].name if placed.head else None
-    return WrittenFile(
-        path, file.nbytes, file.digest.hexdigest(), data, placed.files[0].nbytes if placed.head else 0
-    )
+        with _data_file(path.parent, placed, constants) as data:
+            if check is not None:
+                check(file.preview())
+    data_nbytes = placed.files[0].nbytes if data else 0
+    return WrittenFile(path, file.nbytes, file.digest.hexdigest(), data, data_nbytes)
 
 
-def _write_data(path: Path, placed: Placement, constants: ConstantSource) -> None:
-    """The data file of external weights."""
+@contextmanager
+def _data_file(folder: Path, placed: Placement, constants: ConstantSource) -> Iterator[Path | None]:
+    """The data file of external weights, if there is to be one; gone again when the artifact is refused."""
+    if not placed.head:
+        yield None
+        return
+    path = folder / placed.files[0].name
+    was_there = path.exists()
     with AtomicFile(path) as file:
         file.write(placed.head)
         for blob in external(placed.blobs):
             file.write(bytes(blob.offset - file.nbytes))
             file.write(_checked(constants[blob.digest](), blob))
+    try:
+        yield path
+    except BaseException:
+        if not was_there:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _version() -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from devplan.runtime.artifact import read, write, writer
-from devplan.runtime.errors import ArtifactError
+from devplan.runtime.errors import ArtifactError, BudgetError
 
 
 def test_a_failing_source_leaves_the_old_file(sample: Any, tmp_path: Path) -> None:
@@ -61,6 +61,25 @@ def test_where_there_are_no_nameless_files(
     with pytest.raises(ArtifactError):
         write(tmp_path / "n.pte", sample.planned, {digest: lambda: b"" for digest in sample.constants})
     assert [path.name for path in tmp_path.iterdir()] == ["m.pte"]
+
+
+def test_a_refused_file_is_not_written(sample: Any, tmp_path: Path) -> None:
+    """The check sees the finished file under another name; raising leaves the old one."""
+    path = tmp_path / "m.pte"
+    path.write_bytes(b"old")
+    seen: list[str] = []
+
+    def refuse(preview: Path) -> None:
+        seen.append(read(preview).sha256)
+        raise BudgetError("the artifact has 9528 bytes")
+
+    for weights in ("embed", "external"):
+        with pytest.raises(BudgetError):
+            write(path, sample.planned, sample.sources(), weights=weights, check=refuse)
+        assert path.read_bytes() == b"old"
+        assert list(tmp_path.iterdir()) == [path]
+    written = write(path, sample.planned, sample.sources(), check=lambda preview: None)
+    assert written.sha256 == seen[0] == read(path).sha256
 
 
 def test_the_file_may_be_read_as_the_umask_says(sample: Any, tmp_path: Path) -> None:
