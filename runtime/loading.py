@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from itertools import combinations
 from pathlib import Path
 
 from .backend import Backend
@@ -164,15 +165,17 @@ def _slot(text: str) -> Device:
 def _cuda(slots: list[Device], gpus: Mapping[Device, int]) -> dict[Device, Backend]:
     from .cuda.backend import CudaBackend  # lazy: nothing else needs cuda-python
 
-    made: dict[Device, Backend] = {}
+    made: dict[Device, CudaBackend] = {}
     try:
         for slot in slots:
             made[slot] = CudaBackend(slot, gpus[slot])
+        for one, other in combinations(made.values(), 2):
+            one.connect(other)
     except BaseException:
         for backend in made.values():
             backend.close()
         raise
-    return made
+    return {**made}
 
 
 def _emulators(slots: list[Device]) -> dict[Device, Backend]:

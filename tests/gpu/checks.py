@@ -746,6 +746,44 @@ def check_cupy() -> str:
     return "DLPack and array interface"
 
 
+def check_two_gpus() -> str:
+    if len(driver.devices()) < 2:
+        return "skipped: there is one GPU"
+    second = Device("cuda", 1)
+    backends = [CudaBackend(GPU, 0), CudaBackend(second, 1)]
+    backends[0].connect(backends[1])
+    for backend in backends:
+        backend.load(list(KERNELS.values()))
+    x, y = (DeviceTensor.empty((1000,), DType.FLOAT32, backend) for backend in backends)
+    z, back = (
+        DeviceTensor.empty((1000,), DType.FLOAT32, backends[1]),
+        DeviceTensor.empty((1000,), DType.FLOAT32, backends[0]),
+    )
+    data = RANDOM.standard_normal(1000).astype(np.float32)
+    operands = {"x": x.operand, "y": y.operand, "z": z.operand, "back": back.operand}
+    there, here = Copy(CopyKind.D2D, "x", "y"), Copy(CopyKind.D2D, "z", "back")
+    double = Launch("add_scaled", (Ref("y"), Ref("y"), Ref("z"), 1000, 1.0), (4, 1, 1), ("y",), ("z",))
+    steps = [
+        backends[1].bind(there, operands, {}), backends[1].bind(double, operands, {}),
+        backends[0].bind(here, operands, {}),
+    ]  # fmt: skip
+    x.write(data)
+    for step in steps:
+        step()
+    backends[0].synchronize()
+    assert np.array_equal(np.asarray(back.numpy()), 2 * data), "eager"
+    replay = backends[0].capture(steps)
+    for scale in (1, 3, 5):
+        x.write(scale * data)
+        replay()
+        backends[0].synchronize()
+        assert np.array_equal(np.asarray(back.numpy()), np.float32(scale) * data * 2), scale
+    clone = x.clone(backends[1])
+    assert np.array_equal(np.asarray(clone.numpy()), np.asarray(x.numpy()))
+    raises(UsageError, lambda: backends[1].describe(x))
+    return f"copies both ways, one graph over both of {replay.nodes} nodes, a clone"
+
+
 CHECKS: tuple[Callable[[], str], ...] = tuple(
     value for name, value in list(globals().items()) if name.startswith("check_")
 )
