@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +93,7 @@ def write(
 
 
 @contextmanager
-def _data_file(folder: Path, placed: Placement, constants: ConstantSource) -> Iterator[Path | None]:
+def _data_file(folder: Path, placed: Placement, constants: ConstantSource) -> Generator[Path | None]:
     """The data file of external weights, if there is to be one; gone again when the artifact is refused."""
     if not placed.head:
         yield None

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from devplan.runtime.artifact import read, write, writer
+from devplan.runtime.artifact import atomic, read, write
 from devplan.runtime.errors import ArtifactError, BudgetError
 
 
@@ -55,7 +55,7 @@ def test_a_missing_folder_is_an_os_error_of_the_caller(sample: Any, tmp_path: Pa
 def test_where_there_are_no_nameless_files(
     sample: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_open_nameless", lambda _: -1)
+    monkeypatch.setattr(atomic, "_open_nameless", lambda _: -1)
     written = write(tmp_path / "m.pte", sample.planned, sample.sources())
     assert read(tmp_path / "m.pte").sha256 == written.sha256
     with pytest.raises(ArtifactError):
