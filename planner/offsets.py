@@ -53,7 +53,11 @@ def _work(count: int, effort: Effort, time_limit: float | None) -> _Work:
     if effort == "fast":
         passes, steps, seconds = (8, 4, 2, 1)[size], 0, 0.0
     elif effort == "default":
-        passes, steps, seconds = (99, 16, 4, 2)[size], (8000, 12_000, 0, 0)[size], max(0.85, count / 800)
+        passes, steps, seconds = (
+            (99, 16, 4, 2)[size],
+            (10_000, 60_000, 20_000, 0)[size],
+            min(max(0.85, count / 500), 8.0),
+        )
     else:
         passes, steps, seconds = (99, 99, 12, 6)[size], 50_000_000, 55.0
     return _Work(passes, Budget(steps, min(seconds, time_limit) if time_limit is not None else seconds))
