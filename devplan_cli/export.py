@@ -138,6 +138,15 @@ def export(
             panel=_CODE,
         ),
     ] = None,
+    weights_file: Annotated[
+        list[str] | None,
+        _option(
+            "--weights-file",
+            metavar="FILE",
+            help="A safetensors file for `reference`; repeatable.",
+            panel=_CODE,
+        ),
+    ] = None,
     library_calls: Annotated[
         bool | None,
         _option(
@@ -206,6 +215,7 @@ def export(
         "export.dtype": dtype,
         "export.arch": arch,
         "export.weights": weights,
+        "export.weights-file": weights_file or None,
         "export.library-calls": library_calls,
         "export.allow-host-ops": allow_host_ops,
         "export.allow-tf32": allow_tf32,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Generator
@@ -41,7 +42,7 @@ def run_job(job: Job, output: Output, started: float) -> int:
         source, result = _export(job, output, told)
         budgets.check_plan(result.planned, job.config)
         told("write", 0.0, job.target.name)
-        with _replacing(job.target) as scratch:
+        with _replacing(job.target, with_data=job.config.options.weights == "external") as scratch:
             description = _write(scratch, result, job)
             budgets.check_artifact(description["file"]["bytes"], job.config)
             if job.config.check:
@@ -83,7 +84,15 @@ def _write(path: Path, result: ExportResult, job: Job) -> dict[str, Any]:
     from ..runtime.artifact import read, write
     from ..runtime.describe import describe
 
-    write(path, result.planned, result.constants, producer=__version__)
+    config = job.config
+    write(
+        path,
+        result.planned,
+        result.constants,
+        producer=__version__,
+        weights=config.options.weights,
+        files=config.weights_files,
+    )
     return describe(read(path))
 
 
@@ -103,19 +112,31 @@ def _write_report(job: Job, description: dict[str, Any], result: ExportResult) -
 
 
 @contextmanager
-def _replacing(target: Path) -> Generator[Path]:
-    """A scratch file that takes the target's place when all went well, and leaves nothing when not."""
+def _replacing(target: Path, *, with_data: bool) -> Generator[Path]:
+    """A scratch file that takes the target's place when all went well, and leaves nothing when not.
+
+    With a data file beside it, both are made in a scratch folder: their names belong together. The data file
+    moves first; its name is that of its contents, so it never replaces another's.
+    """
     scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    made = scratch / target.name if with_data else scratch
     try:
-        yield scratch
-        scratch.replace(target)
+        if with_data:
+            scratch.mkdir()
+        yield made
+        for data in sorted(scratch.glob("*.ptd")) if with_data else ():
+            data.replace(target.with_name(data.name))
+        made.replace(target)
     except OSError as error:
         why = str(error.strerror or error)
         raise DevplanError(
             f"cannot write `{target}`", why=why, hint="check the folder and the free space"
         ) from error
     finally:
-        scratch.unlink(missing_ok=True)
+        if with_data:
+            shutil.rmtree(scratch, ignore_errors=True)
+        else:
+            scratch.unlink(missing_ok=True)
 
 
 def _print(job: Job, written: Written, output: Output) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..runtime.errors import UsageError
 from ..runtime.program import PlannedProgram
@@ -24,6 +24,7 @@ from .targets import TARGETS
 if TYPE_CHECKING:
     from ..runtime.engine import LoadedProgram
 
+Weights = Literal["embed", "external", "reference"]
 _KEYWORDS = {setting.name.partition(".")[2].replace("-", "_"): setting.name for setting in BY_NAME.values()}
 _COMMAND_ONLY = ("output", "report", "check", "artifact_size", "copies", "fail_on_copy")
 _SPELLED = {"memory": "memory_budget", "effort": "planning_effort"}
@@ -34,6 +35,8 @@ class Exported:
     """A model that has been exported: run it with `load`, or `write` it as an artifact."""
 
     result: ExportResult
+    weights: Weights = "embed"
+    weights_files: tuple[Path, ...] = ()
 
     @property
     def planned(self) -> PlannedProgram:
@@ -46,7 +49,14 @@ class Exported:
         from ..runtime.artifact import write
 
         target = Path(path)
-        write(target, self.planned, self.result.constants, producer=__version__)
+        write(
+            target,
+            self.planned,
+            self.result.constants,
+            producer=__version__,
+            weights=self.weights,
+            files=self.weights_files,
+        )
         return target
 
     def load(self, device: str | None = None) -> LoadedProgram:
@@ -82,7 +92,7 @@ def export(
         progress: told (stage, fraction from 0 to 1, detail).
         options: the command's options with underscores: ``device``, ``dtype``, ``arch``,
             ``device_planning``, ``planning_effort``, ``reorder``, ``library_calls``, ``allow_host_ops``,
-            ``allow_tf32``, ``memory_budget`` (bytes or ``"2GiB"``), ``weights``, ``jobs``.
+            ``allow_tf32``, ``memory_budget`` (bytes or ``"2GiB"``), ``weights``, ``weights_file``, ``jobs``.
 
     Raises:
         UsageError: an argument does not follow the convention, or options contradict each other.
@@ -95,7 +105,8 @@ def export(
     )
     source = resolve_namespace(SimpleNamespace(**names), "devplan.export")
     settings = load_config(config, _flags(options), _rules(io), architectures=tuple(TARGETS))
-    return Exported(run_pipeline(source, settings.options, progress))
+    result = run_pipeline(source, settings.options, progress)
+    return Exported(result, settings.options.weights, settings.weights_files)
 
 
 def _rules(io: str | Sequence[str]) -> tuple[tuple[str, IoRule], ...]:

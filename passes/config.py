@@ -36,6 +36,7 @@ class Config:
     check: bool
     output: Path | None
     report: Path | None
+    weights_files: tuple[Path, ...]
     values: dict[str, Any]
     origins: dict[str, str]
     """Where each value came from: ``default``, ``FILE:LINE`` or the flag."""
@@ -251,7 +252,7 @@ def _config(layers: _Layers) -> Config:
         pass_options=layers.passes or {},
         jobs=v["export.jobs"],
     )
-    _refuse_contradictions(options)
+    _refuse_contradictions(options, v["export.weights-file"])
     check_names(options)
     origins = layers.origins | {f"io.{i}": origin for i, (_, origin) in enumerate(layers.io)}
     return Config(
@@ -261,13 +262,17 @@ def _config(layers: _Layers) -> Config:
         check=v["export.check"],
         output=Path(v["export.output"]) if v["export.output"] else None,
         report=Path(v["export.report"]) if v["export.report"] else None,
+        weights_files=tuple(Path(file) for file in v["export.weights-file"]),
         values=v,
         origins=origins,
     )
 
 
-def _refuse_contradictions(options: ExportOptions) -> None:
-    """A caller's device tensor needs a place that is planned on the device; the two go together."""
+def _refuse_contradictions(options: ExportOptions, weights_files: tuple[str, ...]) -> None:
+    """A caller's device tensor needs a place that is planned; constants left in files need the files."""
+    if (options.weights == "reference") != bool(weights_files):
+        what = "cannot use `--weights reference` and `--weights-file` without each other"
+        raise UsageError(what, hint="write `--weights reference --weights-file model.safetensors`")
     on_device = any(rule.location == "device" for rule in options.io)
     if on_device and not options.device_planning:
         why = "inputs and outputs that stay on the device need planned device memory"

@@ -21,8 +21,9 @@ def lines(config: Config) -> list[str]:
         out.append(f"[{table}]")
         for setting in (s for s in SETTINGS if s.table == table):
             value, origin = config.values[setting.name], config.origins[setting.name]
-            text = f"# {setting.key} is not set" if value is None else f"{setting.key} = {_toml(value)}"
-            out.append(text if value is None else f"{text:<40}# {origin}")
+            unset = value is None or value == ()
+            text = f"# {setting.key} is not set" if unset else f"{setting.key} = {_toml(value)}"
+            out.append(text if unset else f"{text:<40}# {origin}")
         out.append("")
     out += _print_io(config)
     for rule in config.options.placement:

@@ -46,7 +46,8 @@ def config_schema() -> dict[str, Any]:
 def _table(table: str) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for setting in (s for s in SETTINGS if s.table == table):
-        default = {} if setting.default is None else {"default": setting.default}
+        is_unset = setting.default is None or setting.default == ()
+        default = {} if is_unset else {"default": setting.default}
         entries[setting.key] = {**setting.kind.schema, "description": f"{setting.flag}: {setting.help}", **default}
     return {"type": "object", "additionalProperties": False, "properties": entries}
 

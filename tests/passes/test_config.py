@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import fields
 from pathlib import Path
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from devplan.passes.config import load_config
 from devplan.passes.config_rules import parse_io, parse_skip
+from devplan.passes.config_schema import config_schema
 from devplan.passes.options import ExportOptions, IoRule, PlacementRule
 from devplan.passes.pipeline import pass_class, pass_names
 from devplan.passes.setting import SETTINGS, parse_size
@@ -26,7 +29,8 @@ pipeline = ["place-operators", "insert-copies"]
 device = "cuda"
 dtype = "float16"
 arch = ["sm_90"]
-weights = "external"
+weights = "reference"
+weights-file = ["w.safetensors"]
 allow-host-ops = true
 allow_tf32 = true
 library-calls = false
@@ -112,12 +116,13 @@ def test_one_file_can_say_everything(write) -> None:
         planning_effort="max",
         reorder=False,
         memory_budget=2 << 30,
-        weights="external",
+        weights="reference",
         pipeline=("place-operators", "insert-copies"),
         pass_options={"insert-copies": {"share_inputs": False}},
         jobs=2,
     )
     assert (config.max_artifact_size, config.max_copies, config.check) == (50_000_000, 3, True)
+    assert config.weights_files == (Path("w.safetensors"),)
     assert (config.output, config.report) == (Path("out.pte"), Path("out.html"))
 
 
@@ -132,9 +137,9 @@ def test_flags_win_over_the_file_and_each_value_knows_its_origin(write) -> None:
     config = load_config(file, {"export.dtype": "bfloat16", "export.jobs": None})
     assert config.options.dtype == "bfloat16"
     assert config.origins["export.dtype"] == "--dtype"
-    assert config.origins["export.jobs"] == f"{file}:12"
+    assert config.origins["export.jobs"] == f"{file}:13"
     assert config.origins["export.device"] == f"{file}:5"
-    assert config.origins["io.1"] == f"{file}:29"
+    assert config.origins["io.1"] == f"{file}:30"
 
 
 def test_the_last_io_rule_is_the_flag(write) -> None:
@@ -200,6 +205,24 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
 def test_device_io_without_device_planning_is_refused() -> None:
     with pytest.raises(UsageError, match="no-device-planning"):
         load_config(flags={"plan.device-planning": False}, io=(("--io", parse_io("device")),))
+
+
+def test_constants_left_in_files_need_the_files() -> None:
+    for flags in ({"export.weights": "reference"}, {"export.weights-file": "w.safetensors"}):
+        with pytest.raises(UsageError, match="without each other"):
+            load_config(flags=flags)
+
+
+def test_the_committed_schema_is_that_of_the_settings() -> None:
+    assert json.loads((CONFIGS / "devplan.schema.json").read_text()) == json.loads(
+        json.dumps(config_schema())
+    )
+
+
+@pytest.mark.parametrize("text", [EVERYTHING, *(file.read_text() for file in sorted(CONFIGS.glob("*.toml")))])
+def test_good_configurations_satisfy_the_schema(text: str) -> None:
+    document = json.loads(json.dumps(tomllib.loads(text)).replace('"allow_tf32"', '"allow-tf32"'))
+    jsonschema.validate(document, config_schema())
 
 
 def test_a_missing_file_suggests_a_ready_one() -> None:
