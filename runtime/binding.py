@@ -77,17 +77,33 @@ class CopyTally:
             self.nbytes[kind] += other.nbytes[kind] * times
 
 
+def _nothing() -> None:
+    """The step of an instruction that has nothing to do."""
+
+
+def _loop(steps: Sequence[Step]) -> Step:
+    def run() -> None:
+        for step in steps:
+            step()
+
+    return run
+
+
 @dataclass
 class Segment:
-    """Instructions [begin, end) as one step on one device, or one jump."""
+    """Instructions [begin, end) on one device, or one jump. ``step`` runs them, captured or one by one."""
 
     begin: int
     end: int
     device: Device
-    step: Step
+    steps: Sequence[Step]
     copies: CopyTally
     jump: Jump | None = None
     runs: int = 0
+    step: Step = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.step = self.steps[0] if len(self.steps) == 1 else _loop(self.steps)
 
 
 Decorate = Callable[[int, Step], Step]
@@ -107,7 +123,6 @@ class Binder:
     ) -> None:
         self._method, self._backends, self._operands = method, backends, operands
         self._bindings, self._decorate = bindings, decorate
-        self.no_graph_reason = ""
 
     def segments(self) -> list[Segment]:
         """All instructions of the method, bound; segments end at host steps, jumps and jump targets."""
@@ -119,7 +134,6 @@ class Binder:
             end = self._segment_end(begin, targets)
             made.append(self._segment(begin, end))
             begin = end
-        self._explain(made)
         return made
 
     def _segment_end(self, begin: int, targets: set[int]) -> int:
@@ -139,12 +153,12 @@ class Binder:
         device, copies = self._device(begin), CopyTally()
         first = instructions[0]
         if isinstance(first, Jump):
-            return Segment(begin, end, CPU, _nothing, copies, first)
+            return Segment(begin, end, CPU, [], copies, first)
         steps = [step for index in range(begin, end) if (step := self._step(index)) is not None]
         for instruction in instructions:
             if isinstance(instruction, Copy) and (source := self._operands[instruction.source]).numel:
                 copies.add(instruction.kind, source.numel * source.dtype.itemsize)
-        return Segment(begin, end, device, self._joined(device, steps), copies)
+        return Segment(begin, end, device, steps, copies)
 
     def _step(self, index: int) -> Step | None:
         instruction = self._method.instructions[index]
@@ -154,43 +168,6 @@ class Binder:
             backend = self._backends[self._device(index)]
             step = backend.bind(instruction, self._operands, self._bindings)
         return step if self._decorate is None else self._decorate(index, step or _nothing)
-
-    def _joined(self, device: Device, steps: Sequence[Step]) -> Step:
-        if device == CPU or not steps:
-            return steps[0] if len(steps) == 1 else _nothing
-        try:
-            return self._backends[device].capture(steps)
-        except DevplanError as error:
-            self.no_graph_reason = f"the capture failed: {error}"
-            return _loop(steps)
-
-    def _explain(self, segments: Sequence[Segment]) -> None:
-        accelerators = {segment.device for segment in segments if segment.device != CPU}
-        hosts = sum(segment.device == CPU and segment.jump is None for segment in segments)
-        if self.no_graph_reason:
-            return
-        if not accelerators:
-            self.no_graph_reason = "nothing runs on a device"
-        elif any(segment.jump for segment in segments):
-            self.no_graph_reason = "the method branches"
-        elif hosts:
-            self.no_graph_reason = f"{hosts} operators run on the host"
-        elif len(accelerators) > 1:
-            self.no_graph_reason = f"the method uses {len(accelerators)} devices"
-        else:
-            self.no_graph_reason = self._backends[next(iter(accelerators))].no_graph_reason
-
-
-def _nothing() -> None:
-    """The step of an instruction that has nothing to do."""
-
-
-def _loop(steps: Sequence[Step]) -> Step:
-    def run() -> None:
-        for step in steps:
-            step()
-
-    return run
 
 
 class Execution:
@@ -206,7 +183,36 @@ class Execution:
             if segment.jump is not None:
                 target = index_of.get(segment.jump.target, len(segments))
                 self._jumps[number] = (target, jump_condition(segment.jump, operands))
+        self.no_graph_reason = ""
+        self.is_captured = False
         self.run: Step = self._simple() or self._run
+
+    def capture(self) -> None:
+        """Let each device capture its segments. One that fails runs step by step, and the reason tells."""
+        self.is_captured, failure = True, ""
+        for segment in self.segments:
+            if segment.device == CPU or not segment.steps:
+                continue
+            try:
+                segment.step = self._backends[segment.device].capture(segment.steps)
+            except DevplanError as error:
+                failure = f"the capture failed: {error}"
+        self.no_graph_reason = failure or self._explain()
+        self.run = self._simple() or self._run
+
+    def _explain(self) -> str:
+        """Why the captured method is not one device graph; empty when it is."""
+        accelerators = {segment.device for segment in self.segments if segment.device != CPU}
+        hosts = sum(segment.device == CPU and segment.jump is None for segment in self.segments)
+        if not accelerators:
+            return "nothing runs on a device"
+        if self._jumps:
+            return "the method branches"
+        if hosts:
+            return f"{hosts} operators run on the host"
+        if len(accelerators) > 1:
+            return f"the method uses {len(accelerators)} devices"
+        return self._backends[next(iter(accelerators))].no_graph_reason
 
     def copies(self) -> CopyTally:
         """Copies executed so far."""

@@ -8,7 +8,7 @@ import ctypes
 import numpy as np
 
 from .errors import ExecutionError
-from .host import Array, bytes_at
+from .host import Array, address_of, bytes_at
 
 
 class Blocks:
@@ -27,7 +27,7 @@ class Blocks:
             raise ExecutionError(
                 f"{self._owner} has no memory left", why=f"{nbytes} bytes were wanted"
             ) from error
-        base = int(memory.ctypes.data)
+        base = address_of(memory)
         address = base + -base % self._alignment
         bisect.insort(self._starts, address)
         self._held[address] = (nbytes, memory)

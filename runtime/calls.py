@@ -11,6 +11,7 @@ from .backend import Backend, Operand
 from .binding import Binder, CopyTally, Decorate, Execution, resolve
 from .errors import UsageError
 from .expr import evaluate
+from .host import address_of
 from .inputs import (
     Store,
     SymbolReader,
@@ -26,6 +27,8 @@ from .shared import Shared
 
 BOUND_LIMIT = 16
 """Bindings (and captured graphs) kept per method for symbol values and addresses of the caller's memory."""
+CAPTURED_AT_ONCE = 4
+"""So many bindings are captured when they are made; any further one when it is used again."""
 
 
 @dataclass
@@ -38,7 +41,14 @@ class Bound:
     execution: Execution
     fetches: list[Fetch]
     borrows: list[Fetch]
-    no_graph_reason: str
+    uses: int = 0
+
+    @property
+    def no_graph_reason(self) -> str:
+        """Why this does not run as one device graph; empty when it does."""
+        if self.execution.is_captured:
+            return self.execution.no_graph_reason
+        return "these shapes and addresses are new; they are captured when they come again"
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,7 @@ class Caller:
         """Bind (and capture) ahead of the first call, where nothing depends on the call."""
         if self.is_static and self.last is None:
             self.last = self._bind({}, {})
+            self.last.execution.capture()
 
     def call(self, args: Sequence[Any], borrow: bool) -> dict[str, Any]:
         """Check and store the inputs, run, fetch the outputs by name."""
@@ -140,7 +151,6 @@ class Caller:
             execution,
             [self._fetch(port, operands) for port in method.outputs],
             [self._borrow(port, operands) for port in method.outputs],
-            binder.no_graph_reason,
         )
 
     def _store(self, port: Port, operands: Mapping[str, Operand]) -> Store:
@@ -212,7 +222,7 @@ class Caller:
         if device == CPU:
             array, dtype = as_host_tensor(value, f"input `{port.name}`")
             strides = tuple(step // array.itemsize for step in array.strides)
-            return Operand(int(array.ctypes.data), dtype, array.shape, strides, CPU)
+            return Operand(address_of(array), dtype, array.shape, strides, CPU)
         try:
             return self._context.backends[device].describe(value)
         except UsageError as error:
@@ -232,6 +242,9 @@ class Caller:
             bound = self._cache[key] = self._bind(bindings, external)
             if len(self._cache) > BOUND_LIMIT:
                 self._retired.merge(self._cache.popitem(last=False)[1].execution.copies())
+        if not bound.execution.is_captured and (bound.uses or len(self._cache) <= CAPTURED_AT_ONCE):
+            bound.execution.capture()
+        bound.uses += 1
         self._cache.move_to_end(key)
         self.last = bound
         return bound

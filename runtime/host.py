@@ -54,6 +54,12 @@ def array_at(address: int, dtype: DType, shape: Sequence[int], strides: Sequence
     return np.ndarray(shape, kind, buffer, 0, tuple(stride * kind.itemsize for stride in strides))
 
 
+def address_of(array: Array) -> int:
+    """Address of an array's first element."""
+    address: int = array.__array_interface__["data"][0]  # `array.ctypes.data` leaks a few bytes each time
+    return address
+
+
 def bytes_at(address: int, nbytes: int) -> memoryview:
     """Writable bytes of host memory at an address. They own nothing."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

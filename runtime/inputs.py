@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .backend import Operand
+from .dlpack import CPU_DEVICE, consume
 from .dtypes import DType
 from .errors import UsageError
 from .expr import Expr, Size, evaluate
@@ -27,6 +28,8 @@ def as_host_tensor(value: object, label: str) -> tuple[Array, DType]:
     """
     if isinstance(value, HostTensor):
         return value.raw, value.dtype
+    if _is_foreign(value):
+        return _from_dlpack(value, label)
     array = _to_array(value, label)
     if array.dtype in _BY_ARRAY_TYPE:
         return array, _BY_ARRAY_TYPE[array.dtype]
@@ -36,17 +39,43 @@ def as_host_tensor(value: object, label: str) -> tuple[Array, DType]:
     raise UsageError(f"{label} has dtype `{array.dtype}`", why="no program has tensors of that type")
 
 
+def _is_foreign(value: object) -> bool:
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
+
+
+def _from_dlpack(value: Any, label: str) -> tuple[Array, DType]:
+    """Another library's host tensor, in place, bfloat16 included; UsageError when it is on a device."""
+    try:
+        kind, _ = value.__dlpack_device__()
+        if kind != CPU_DEVICE:
+            hint = "copy it to the host, or export with `--io device`"
+            raise UsageError(
+                f"{label} is in device memory", why="the program takes it on the host", hint=hint
+            )
+        described, release = consume(value.__dlpack__())
+        held = array_at(described.address, described.dtype, described.shape, described.strides)
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(f"{label} cannot be read as a host tensor", why=str(error)) from error
+    owner = _Borrowed(held, release)
+    return np.asarray(owner), described.dtype
+
+
+class _Borrowed:
+    """Another library's memory, given back when no array looks at it any more."""
+
+    def __init__(self, array: Array, release: Callable[[], None]) -> None:
+        self._release = release
+        self.__array_interface__ = array.__array_interface__
+
+    def __del__(self) -> None:
+        self._release()
+
+
 def _to_array(value: object, label: str) -> Array:
     if isinstance(value, np.ndarray | np.generic | bool | int | float) or hasattr(
         value, "__array_interface__"
     ):
         return np.asarray(value)
-    if hasattr(value, "__dlpack__"):
-        try:
-            exporter: Any = value
-            return np.from_dlpack(exporter)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise UsageError(f"{label} cannot be read as a host tensor", why=str(error)) from error
     raise UsageError(
         f"{label} is of type `{type(value).__name__}`",
         why="a tensor was wanted",

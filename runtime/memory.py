@@ -9,6 +9,7 @@ import numpy as np
 
 from .backend import Backend
 from .errors import ArtifactError, PlanError
+from .host import address_of
 from .program import CPU, Constant, Device, Method, MethodPlan, PlannedProgram, Role, StateVariable
 
 Constants = Mapping[str, memoryview]
@@ -97,7 +98,7 @@ def constant_addresses(
 
 
 def _address_of(data: memoryview) -> int:
-    return int(np.frombuffer(data, np.uint8).ctypes.data) if data.nbytes else 0
+    return address_of(np.frombuffer(data, np.uint8)) if data.nbytes else 0
 
 
 def _needed_constants(planned: PlannedProgram) -> dict[tuple[Device, str], Constant]:

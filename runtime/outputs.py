@@ -14,6 +14,7 @@ from .host import (
     Array,
     HostTensor,
     HostValue,
+    address_of,
     array_at,
     contiguous_strides,
     host_value,
@@ -149,7 +150,7 @@ def output_block(device: Device, nbytes: int, shared: Shared) -> OutputBlock:
         address, release = shared.take(device, nbytes)
         return OutputBlock(address, release, shared.backends[device].wrap)
     memory = np.empty(nbytes + 64, np.uint8)
-    base = int(memory.ctypes.data)
+    base = address_of(memory)
 
     def view(operand: Operand, release: Step) -> HostValue:
         release()

@@ -157,7 +157,7 @@ class EmulatorBackend:
                 self._check_device(operand.address, operand.span_nbytes, "a kernel")
             return Memory(np.empty(0, np.uint8)), 0
         begin, end = bounds
-        if begin not in self._memories:
+        if begin not in self._memories or self._memories[begin].nbytes != end - begin:
             self._memories[begin] = Memory(np.frombuffer(bytes_at(begin, end - begin), np.uint8))
         return self._memories[begin], operand.address - begin
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 from devplan.runtime import load_planned
 from devplan.runtime.backend import Operand
 from devplan.runtime.binding import CopyTally
+from devplan.runtime.cpu import CpuBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.emulator import EmulatorBackend, Machine
+from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.errors import ArtifactError, DeviceError, ExecutionError, UsageError
 from devplan.runtime.expr import Expr
 from devplan.runtime.program import (
@@ -74,9 +78,6 @@ def test_a_program_runs_under_its_plan(program: Any, packed: bool, static: bool)
 
 def test_copies_are_counted_where_they_run(program: Any) -> None:
     backend = EmulatorBackend(CUDA)
-    from devplan.runtime.cpu import CpuBackend
-    from devplan.runtime.engine import LoadedProgram
-
     loaded = LoadedProgram(chain(program).planned(), {}, {CUDA: backend, CPU: CpuBackend()})
     loaded.method()(np.ones(10, np.float32))
     assert backend.copies == loaded.copies != CopyTally()
@@ -238,3 +239,22 @@ def test_kernels_without_source_are_refused(program: Any) -> None:
     loaded = load_planned(program.planned(), {}, "emulator")
     with pytest.raises(ArtifactError, match="kernel `secret` carries no source"):
         loaded.method().prepare()
+
+
+def test_memory_stays_flat_over_calls_loads_and_clones(program: Any) -> None:
+    planned = chain(program).planned(packed=True)
+    loaded, x = load_planned(planned, {}, "emulator"), np.ones(10, np.float32)
+    loaded.method()(x)
+    tracemalloc.start()
+    before = 0
+    for round_ in range(60):
+        with loaded.clone() as clone, load_planned(planned, {}, "emulator") as again:
+            for each in (loaded, clone, again):
+                np.testing.assert_array_equal(each.method()(x)["y"], 16)
+        if round_ == 20:
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 5_000

@@ -394,12 +394,17 @@ def test_dynamic_shapes_are_checked(program: Any, symbolic: Any) -> None:
         call(np.ones((3, 3), np.float32), np.ones(6, np.float32))
 
 
-def test_bindings_are_bounded(program: Any, symbolic: Any) -> None:
-    loaded, _ = load(program, dynamic(program, symbolic))
+def test_bindings_are_bounded_and_only_what_comes_again_is_captured(program: Any, symbolic: Any) -> None:
+    loaded, fake = load(program, dynamic(program, symbolic))
     for size in range(1, 40):
         loaded.method()(np.ones((size, 2), np.float32), np.ones(2 * size, np.float32))
     assert len(loaded.method()._caller._cache) == 16
-    assert loaded.copies.counts[CopyKind.H2D] == 2 * 39
+    assert sum(line.startswith("capture") for line in fake.trace) == 4
+    assert "captured when they come again" in loaded.method().no_graph_reason
+    loaded.method()(np.ones((39, 2), np.float32), np.ones(78, np.float32))
+    assert loaded.method().no_graph_reason == ""
+    assert sum(line.startswith("capture") for line in fake.trace) == 5
+    assert loaded.copies.counts[CopyKind.H2D] == 2 * 40
 
 
 def test_copies_are_counted(doubler: Any) -> None:

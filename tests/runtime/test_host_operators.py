@@ -11,7 +11,7 @@ import pytest
 
 from devplan.runtime import load_planned
 from devplan.runtime.dtypes import DType
-from devplan.runtime.errors import ArtifactError, DeviceError, ExecutionError
+from devplan.runtime.errors import ArtifactError, DeviceError, ExecutionError, UsageError
 from devplan.runtime.program import CPU, Ref
 
 torch = pytest.importorskip("torch")
@@ -136,3 +136,20 @@ def test_the_runtime_imports_no_torch_until_an_operator_is_bound() -> None:
         "assert not {'torch', 'triton'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_torch_tensors_are_inputs_as_they_are(program: Any) -> None:
+    method = program.method()
+    x = method.input("x", (2, 3), DType.BFLOAT16, to=CPU)
+    method.outputs.append(program_port(x))
+    loaded = load_planned(program.planned(), {})
+    given = torch.arange(6, dtype=torch.bfloat16).reshape(3, 2).T
+    for _ in range(3):
+        got = loaded.method()(given)["x_host"]
+        np.testing.assert_array_equal(np.asarray(got), [[0, 2, 4], [1, 3, 5]])
+    with pytest.raises(UsageError, match="input `x` has dtype `float32` instead of `bfloat16`"):
+        loaded.method()(torch.zeros(2, 3))
+    with pytest.raises(
+        UsageError, match="cannot be read as a host tensor: Can't export tensors that require"
+    ):
+        loaded.method()(torch.zeros(2, 3, requires_grad=True))
