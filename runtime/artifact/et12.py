@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 
 import flatbuffers
 
-from ..dtypes import DType
 from ..errors import ArtifactError
-from ..expr import Expr
 from ..program import (
     CPU,
     Argument,
@@ -26,10 +24,11 @@ from ..program import (
     Port,
     Ref,
 )
+from .et12_values import Values, evalue
 from .generated import program_generated as fb
 from .layout import BACKEND_ID, Segment
 from .runs import Step, steps
-from .views import ConstantTable, TensorView, buffers, is_contiguous, tensor_views, upper_bound
+from .views import ConstantTable, TensorView, buffers, is_contiguous, tensor_views
 
 COPY_OPERATORS = {
     CopyKind.H2D: ("et_copy::_h2d_copy", "out"),
@@ -38,13 +37,6 @@ COPY_OPERATORS = {
     CopyKind.LOCAL: ("devplan::_local_copy", "out"),
 }
 CLONE = ("aten::clone", "out")
-ENUM_WORDS = {
-    "contiguous_format": 0,
-    "preserve_format": 1,
-    "channels_last": 2,
-    "channels_last_3d": 3,
-    "strided": 0,
-}
 DEVICE_TYPES = {"cpu": fb.DeviceType.CPU, "cuda": fb.DeviceType.CUDA}
 
 
@@ -99,15 +91,12 @@ class _Plan:
     method: Method
     plan: MethodPlan | None
     constants: ConstantTable
-    values: list[fb.EValueT] = field(default_factory=list[fb.EValueT])
-    numbers: dict[str, int] = field(default_factory=dict[str, int])
-    literals: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    values: Values = field(init=False)
     operators: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
     def table(self, plans: Sequence[MethodPlan], delegates: Sequence[int]) -> fb.ExecutionPlanT:
         views = tensor_views(self.method, self.plan, self.constants)
-        self.values = [_evalue(fb.Content.Tensor, _tensor(view)) for view in views]
-        self.numbers = {value.name: index for index, value in enumerate(self.method.values)}
+        self.values = Values(self.method, [evalue(fb.Content.Tensor, _tensor(view)) for view in views])
         cut = steps(self.method)
         table = fb.ExecutionPlanT()
         table.name, table.container = self.method.name, _container(self.method)
@@ -115,7 +104,7 @@ class _Plan:
         table.outputs = [self._port(port) for port in self.method.outputs]
         chain = fb.ChainT()
         chain.inputs, chain.outputs, chain.instructions = [], [], self._instructions(cut)
-        table.chains, table.values = [chain], self.values
+        table.chains, table.values = [chain], self.values.tables
         table.operators = [_operator(name, overload) for name, overload in self.operators]
         devices = [step.device for step in cut if step.device is not None]
         table.delegates = [
@@ -125,7 +114,7 @@ class _Plan:
         return table
 
     def _port(self, port: Port) -> int:
-        return self.numbers[port.value] if port.value else self.literal(port.literal)
+        return self.values.numbers[port.value] if port.value else self.values.literal(port.literal)
 
     def _instructions(self, cut: Sequence[Step]) -> list[fb.InstructionT]:
         starts = {step.first: index for index, step in enumerate(cut)}
@@ -150,12 +139,12 @@ class _Plan:
             reads |= dict.fromkeys(name for name in item.reads if name not in writes)
             writes |= dict.fromkeys(item.writes)
         call = fb.DelegateCallT()
-        call.delegate, call.arguments = delegate, [self.numbers[name] for name in (*reads, *writes)]
+        call.delegate, call.arguments = delegate, [self.values.numbers[name] for name in (*reads, *writes)]
         return _instruction(fb.Call.DelegateCall, call)
 
     def _jump(self, item: Jump, destination: int) -> fb.InstructionT:
         call = fb.JumpFalseCallT()
-        call.condition = self.numbers[item.condition] if item.condition else self.literal(False)
+        call.condition = self.values.numbers[item.condition] if item.condition else self.values.literal(False)
         call.destination = destination
         return _instruction(fb.Call.JumpFalseCall, call)
 
@@ -171,10 +160,10 @@ class _Plan:
                 arguments, results = item.arguments, item.writes
             case _:
                 raise AssertionError(f"{item} belongs to a delegate")
-        outs = [self.numbers[result] for result in results]
+        outs = [self.values.numbers[result] for result in results]
         call = fb.KernelCallT()
         call.operator = self.operators.setdefault(name, len(self.operators))
-        call.arguments = [self.argument(value) for value in arguments] + outs + self._returned(outs)
+        call.arguments = [self.values.argument(value) for value in arguments] + outs + self._returned(outs)
         return _instruction(fb.Call.KernelCall, call)
 
     def _copy_operator(self, item: Copy) -> tuple[str, str]:
@@ -192,77 +181,7 @@ class _Plan:
             return list(outs)
         listed = fb.TensorListT()
         listed.items = list(outs)
-        return [self._add("outs", repr(outs), _evalue(fb.Content.TensorList, listed))]
-
-    def argument(self, value: Argument) -> int:
-        """The index of an argument's value; literals are added."""
-        return self.numbers[value.name] if isinstance(value, Ref) else self.literal(value)
-
-    def literal(self, value: Argument) -> int:
-        """The index of a literal, equal ones shared."""
-        match value:
-            case Expr():
-                return self.literal(upper_bound(value, self.method))
-            case DType():
-                return self.literal(value.scalar_type)
-            case tuple():
-                return self._list(value)
-            case None | Device() | Ref():
-                return self._add("none", "", _evalue(fb.Content.Null, fb.NullT()))
-            case str() if value not in ENUM_WORDS:
-                text = fb.StringT()
-                text.value = value
-                return self._add("str", value, _evalue(fb.Content.String, text))
-            case bool():
-                flag = fb.BoolT()
-                flag.value = value
-                return self._add("bool", repr(value), _evalue(fb.Content.Bool, flag))
-            case float():
-                number = fb.DoubleT()
-                number.value = value
-                return self._add("float", repr(value), _evalue(fb.Content.Double, number))
-            case int() | str():
-                integer = fb.IntT()
-                integer.value = ENUM_WORDS[value] if isinstance(value, str) else value
-                return self._add("int", repr(integer.value), _evalue(fb.Content.Int, integer))
-
-    def _list(self, items: tuple[Argument, ...]) -> int:
-        """Lists: integers as indices of values, floats and bools inline, tensors with -1 for none."""
-        if items and all(isinstance(item, float) for item in items):
-            doubles = fb.DoubleListT()
-            doubles.items = [item for item in items if isinstance(item, float)]
-            return self._add("floats", repr(items), _evalue(fb.Content.DoubleList, doubles))
-        if items and all(isinstance(item, bool) for item in items):
-            flags = fb.BoolListT()
-            flags.items = [item for item in items if isinstance(item, bool)]
-            return self._add("bools", repr(items), _evalue(fb.Content.BoolList, flags))
-        if any(isinstance(item, Ref) for item in items):
-            return self._tensor_list(items)
-        integers = fb.IntListT()
-        integers.items = [self.literal(item) for item in items]
-        return self._add("ints", repr(integers.items), _evalue(fb.Content.IntList, integers))
-
-    def _tensor_list(self, items: tuple[Argument, ...]) -> int:
-        numbers = [self.numbers[item.name] if isinstance(item, Ref) else -1 for item in items]
-        if -1 not in numbers:
-            tensors = fb.TensorListT()
-            tensors.items = numbers
-            return self._add("tensors", repr(numbers), _evalue(fb.Content.TensorList, tensors))
-        some = fb.OptionalTensorListT()
-        some.items = numbers
-        return self._add("tensors?", repr(numbers), _evalue(fb.Content.OptionalTensorList, some))
-
-    def _add(self, kind: str, key: str, value: fb.EValueT) -> int:
-        if (kind, key) not in self.literals:
-            self.literals[kind, key] = len(self.values)
-            self.values.append(value)
-        return self.literals[kind, key]
-
-
-def _evalue(tag: int, content: object) -> fb.EValueT:
-    table = fb.EValueT()
-    table.contentType, table.content = tag, content  # type: ignore[assignment]  # the tag's own type
-    return table
+        return [self.values.add("outs", repr(outs), evalue(fb.Content.TensorList, listed))]
 
 
 def _instruction(tag: int, call: fb.KernelCallT | fb.DelegateCallT | fb.JumpFalseCallT) -> fb.InstructionT:

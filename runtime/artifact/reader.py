@@ -37,7 +37,8 @@ from .layout import (
     Segment,
 )
 from .unpack import unpack
-from .verify import DIGEST, verify
+from .verify import verify
+from .verify_contents import DIGEST
 
 if TYPE_CHECKING:
     from .generated import devplan_generated as blobs_fb

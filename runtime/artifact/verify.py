@@ -7,14 +7,13 @@ the plan itself are in `verify_plan.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from ..errors import ArtifactError
 from ..expr import Expr, Size, evaluate
 from ..library import FUNCTIONS
 from ..program import (
     CPU,
-    Constant,
     Copy,
     CopyKind,
     Device,
@@ -27,106 +26,31 @@ from ..program import (
     Method,
     PlannedProgram,
     Port,
-    Program,
     Role,
     Storage,
     Value,
 )
 from .operands import operands, references
+from .verify_contents import span, verify_contents, verify_kernel, verify_unique
 from .verify_plan import verify_plan
-
-DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def verify(planned: PlannedProgram) -> None:
     """Check everything; ArtifactError names the first broken invariant."""
     program = planned.program
-    _unique("method", (method.name for method in program.methods))
-    _unique("kernel", (kernel.name for kernel in program.kernels))
-    _unique("constant", (constant.name for constant in program.constants))
-    _unique("state", (state.name for state in program.state))
-    _verify_contents(program)
+    verify_unique("method", (method.name for method in program.methods))
+    verify_unique("kernel", (kernel.name for kernel in program.kernels))
+    verify_unique("constant", (constant.name for constant in program.constants))
+    verify_unique("state", (state.name for state in program.state))
+    verify_contents(program)
     for kernel in program.kernels:
-        _verify_kernel(kernel, program.architectures)
+        verify_kernel(kernel, program.architectures)
     kernels = {kernel.name: kernel for kernel in program.kernels}
     contents = {constant.name: constant.nbytes for constant in program.constants}
     states = {state.name: state.nbytes for state in program.state}
     for method in program.methods:
         MethodChecker(method, kernels, contents, states).run()
     verify_plan(planned)
-
-
-def _unique(what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if not name:
-            raise ArtifactError(f"a {what} has no name")
-        if name in seen:
-            raise ArtifactError(f"there are two {what}s named `{name}`")
-        seen.add(name)
-
-
-def _verify_contents(program: Program) -> None:
-    """Every digest is one, and stands for one number of bytes, which holds what is said to be in it."""
-    sizes: dict[str, int] = {}
-    initial = [(state.name, state.initial, state.nbytes) for state in program.state if state.initial]
-    for name, digest, nbytes in [
-        *((item.name, item.digest, item.nbytes) for item in program.constants),
-        *initial,
-    ]:
-        if not DIGEST.fullmatch(digest):
-            raise ArtifactError(f"`{name}` has no SHA-256 but `{digest[:80]}`")
-        if sizes.setdefault(digest, nbytes) != nbytes:
-            raise ArtifactError(
-                f"`{name}` has {nbytes} bytes, and {sizes[digest]} elsewhere with the same digest"
-            )
-    for constant in program.constants:
-        _verify_constant(constant)
-    for state in program.state:
-        needed = span(state.shape, row_major(state.shape), state.dtype.itemsize)
-        if min(state.shape, default=0) < 0 or needed > state.nbytes:
-            raise ArtifactError(
-                f"state `{state.name}` has {state.nbytes} bytes", why=f"its shape needs {needed}"
-            )
-
-
-def _verify_constant(item: Constant) -> None:
-    if len(item.shape) != len(item.strides) or min((*item.shape, *item.strides), default=0) < 0:
-        raise ArtifactError(
-            f"constant `{item.name}` has an impossible shape {item.shape} or strides {item.strides}"
-        )
-    needed = span(item.shape, item.strides, item.dtype.itemsize)
-    if needed > item.nbytes:
-        raise ArtifactError(
-            f"constant `{item.name}` has {item.nbytes} bytes", why=f"its shape needs {needed}"
-        )
-
-
-def _verify_kernel(kernel: Kernel, architectures: Iterable[str]) -> None:
-    present = {code.architecture for code in kernel.codes}
-    for architecture in architectures:
-        if architecture not in present:
-            raise ArtifactError(f"kernel `{kernel.name}` has no code for `{architecture}`")
-    for code in kernel.codes:
-        if not code.data or not code.symbol or code.form not in ("cubin", "ptx"):
-            raise ArtifactError(f"kernel `{kernel.name}` has unusable code for `{code.architecture}`")
-
-
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, of a dense tensor."""
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
-
-
-def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> int:
-    """Bytes from the first element to the end of the last; 0 when there is none."""
-    if 0 in shape:
-        return 0
-    return (sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1) * itemsize
 
 
 class MethodChecker:
@@ -150,11 +74,11 @@ class MethodChecker:
     def run(self) -> None:
         method = self.method
         try:
-            _unique("storage", (storage.name for storage in method.storages))
-            _unique("value", (value.name for value in method.values))
-            _unique("symbol", (symbol.name for symbol in method.symbols))
-            _unique("input", (port.name for port in method.inputs))
-            _unique("output", (port.name for port in method.outputs))
+            verify_unique("storage", (storage.name for storage in method.storages))
+            verify_unique("value", (value.name for value in method.values))
+            verify_unique("symbol", (symbol.name for symbol in method.symbols))
+            verify_unique("input", (port.name for port in method.inputs))
+            verify_unique("output", (port.name for port in method.outputs))
         except ArtifactError as error:
             raise self.fail(error.what) from None
         self._symbols()

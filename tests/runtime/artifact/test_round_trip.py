@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from devplan.planner import plan
 from devplan.planner.options import PlanOptions
 from devplan.runtime.artifact import read, write
-from devplan.runtime.artifact.verify import row_major, span
+from devplan.runtime.artifact.verify_contents import row_major, span
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import ArtifactError
 from devplan.runtime.expr import Expr, evaluate

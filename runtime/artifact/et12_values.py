@@ -1,0 +1,96 @@
+"""The values of an execution plan: the method's own tensors first, then literals as they turn up."""
+
+from __future__ import annotations
+
+from ..dtypes import DType
+from ..expr import Expr
+from ..program import Argument, Device, Method, Ref
+from .generated import program_generated as fb
+from .views import upper_bound
+
+ENUM_WORDS = {
+    "torch.contiguous_format": 0, "torch.preserve_format": 1, "torch.channels_last": 2,
+    "torch.channels_last_3d": 3, "torch.strided": 0,
+}  # fmt: skip
+"""Enums of torch, as the exporter spells them, with ET12's numbers."""
+
+
+class Values:
+    """The list under construction, literals shared. Sizes that depend on symbols stand at their bounds."""
+
+    def __init__(self, method: Method, tensors: list[fb.EValueT]) -> None:
+        self.method, self.tables = method, tensors
+        self.numbers = {value.name: index for index, value in enumerate(method.values)}
+        self.literals: dict[tuple[str, str], int] = {}
+
+    def argument(self, value: Argument) -> int:
+        """The index of an argument's value; literals are added."""
+        return self.numbers[value.name] if isinstance(value, Ref) else self.literal(value)
+
+    def literal(self, value: Argument) -> int:
+        """The index of a literal, equal ones shared."""
+        match value:
+            case Expr():
+                return self.literal(upper_bound(value, self.method))
+            case DType():
+                return self.literal(value.scalar_type)
+            case tuple():
+                return self._list(value)
+            case None | Device() | Ref():
+                return self.add("none", "", evalue(fb.Content.Null, fb.NullT()))
+            case str() if value not in ENUM_WORDS:
+                text = fb.StringT()
+                text.value = value
+                return self.add("str", value, evalue(fb.Content.String, text))
+            case bool():
+                flag = fb.BoolT()
+                flag.value = value
+                return self.add("bool", repr(value), evalue(fb.Content.Bool, flag))
+            case float():
+                number = fb.DoubleT()
+                number.value = value
+                return self.add("float", repr(value), evalue(fb.Content.Double, number))
+            case int() | str():
+                integer = fb.IntT()
+                integer.value = ENUM_WORDS[value] if isinstance(value, str) else value
+                return self.add("int", repr(integer.value), evalue(fb.Content.Int, integer))
+
+    def _list(self, items: tuple[Argument, ...]) -> int:
+        """Lists: integers as indices of values, floats and bools inline, tensors with -1 for none."""
+        if items and all(isinstance(item, float) for item in items):
+            doubles = fb.DoubleListT()
+            doubles.items = [item for item in items if isinstance(item, float)]
+            return self.add("floats", repr(items), evalue(fb.Content.DoubleList, doubles))
+        if items and all(isinstance(item, bool) for item in items):
+            flags = fb.BoolListT()
+            flags.items = [item for item in items if isinstance(item, bool)]
+            return self.add("bools", repr(items), evalue(fb.Content.BoolList, flags))
+        if any(isinstance(item, Ref) for item in items):
+            return self._tensor_list(items)
+        integers = fb.IntListT()
+        integers.items = [self.literal(item) for item in items]
+        return self.add("ints", repr(integers.items), evalue(fb.Content.IntList, integers))
+
+    def _tensor_list(self, items: tuple[Argument, ...]) -> int:
+        numbers = [self.numbers[item.name] if isinstance(item, Ref) else -1 for item in items]
+        if -1 not in numbers:
+            tensors = fb.TensorListT()
+            tensors.items = numbers
+            return self.add("tensors", repr(numbers), evalue(fb.Content.TensorList, tensors))
+        some = fb.OptionalTensorListT()
+        some.items = numbers
+        return self.add("tensors?", repr(numbers), evalue(fb.Content.OptionalTensorList, some))
+
+    def add(self, kind: str, key: str, value: fb.EValueT) -> int:
+        """The index of the value of that kind and key, which is added the first time."""
+        if (kind, key) not in self.literals:
+            self.literals[kind, key] = len(self.tables)
+            self.tables.append(value)
+        return self.literals[kind, key]
+
+
+def evalue(tag: int, content: object) -> fb.EValueT:
+    """A value with its tag."""
+    table = fb.EValueT()
+    table.contentType, table.content = tag, content  # type: ignore[assignment]  # the tag's own type
+    return table
