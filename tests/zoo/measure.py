@@ -80,7 +80,7 @@ def measure(
             _compare(row, result, source, expected, calls)
             row.run_seconds = round(time.perf_counter() - begin, 2)
     except DevplanError as error:
-        row.status = "refused" if error.exit_code == 3 else "failed"
+        row.status = "refused" if error.code == 3 else "failed"
         row.error = f"{type(error).__name__}: {error}"[:600]
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]

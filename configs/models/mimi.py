@@ -1,0 +1,36 @@
+"""Mimi, Moshi's codec: `encode` turns sound into discrete codes, `decode` codes into sound."""
+
+import os
+
+import torch
+from transformers import MimiConfig, MimiModel
+
+FULL = os.environ.get("DEVPLAN_MODEL_SIZE") == "full"
+SMALL = {"hidden_size": 32, "num_filters": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+SMALL |= {"num_key_value_heads": 4, "intermediate_size": 64, "codebook_size": 32, "codebook_dim": 16}
+SMALL |= {"vector_quantization_hidden_dimension": 16, "num_quantizers": 4, "upsample_groups": 32}
+SAMPLES = 24000 if FULL else 3840
+
+
+class Mimi(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.network = MimiModel(MimiConfig(**({} if FULL else SMALL), use_cache=False))
+        for name, codebook in self.network.named_buffers():
+            if name.endswith("embed_sum"):  # zeros until trained: every sound would have the same codes
+                codebook.normal_()
+
+    def encode(self, sound):
+        return self.network.encode(sound, return_dict=True).audio_codes
+
+    def decode(self, codes):
+        return self.network.decode(codes, return_dict=True).audio_values
+
+
+torch.manual_seed(0)
+model = Mimi().eval()
+codes = torch.arange(8)[None, None] * torch.ones(1, 4, 1, dtype=torch.long)
+methods = {
+    "encode": {"function": model.encode, "example_inputs": (torch.randn(1, 1, SAMPLES),)},
+    "decode": {"function": model.decode, "example_inputs": (codes,)},
+}
