@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import UsageError
+from .words import origin
 
 if TYPE_CHECKING:
     from ..runtime.artifact import Artifact
@@ -28,7 +29,7 @@ class Opened:
     def origins(self) -> dict[str, dict[str, str]]:
         """By method and storage: the operator, module and source line that made it."""
         methods = self.planned.program.methods
-        return {m.name: {storage.name: str(storage.origin) for storage in m.storages} for m in methods}
+        return {m.name: {storage.name: origin(storage.origin) for storage in m.storages} for m in methods}
 
     def describe(self, method: str | None = None, *, sha256: bool = True) -> dict[str, Any]:
         """The contract's JSON document, of one method if one is named; the digest reads the whole file."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_plan(planned: PlannedProgram, config: Config) -> None:
-    """`BudgetError` when there are too many copies, or an arena on a device is too large."""
+    """`BudgetError` when there are too many copies. The planner itself keeps the memory budget."""
     copies = [(method.name, i) for method in planned.program.methods for i in method.instructions]
     transfers = [(name, i) for name, i in copies if isinstance(i, Copy) and i.kind is not CopyKind.LOCAL]
     if config.max_copies is not None and len(transfers) > config.max_copies:
@@ -24,16 +24,6 @@ def check_plan(planned: PlannedProgram, config: Config) -> None:
         raise BudgetError(
             what, why=found, hint="keep tensors on the device with `--io device`, or raise the budget"
         )
-    budget = config.options.memory_budget
-    for plan in planned.plan.methods:
-        for arena in plan.arenas:
-            if budget is not None and arena.device.kind != "cpu" and arena.nbytes > budget:
-                what = f"planned memory of {size(arena.nbytes)} exceeds the budget of {size(budget)}"
-                bound = size(arena.lower_bound)
-                why = f"method `{plan.method}` on {arena.device} needs it; its lower bound is {bound}"
-                raise BudgetError(
-                    what, why=why, hint="lower the batch or the sequence bound, or raise the budget"
-                )
 
 
 def check_artifact(nbytes: int, config: Config) -> None:

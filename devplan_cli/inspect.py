@@ -27,6 +27,10 @@ def inspect(
     plan: Annotated[
         bool, typer.Option("--plan", help="Show each arena as blocks over the instructions.")
     ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Show what is alive at each peak, and what was not done and why."),
+    ] = False,
     report: Annotated[
         Path | None,
         typer.Option("--report", metavar="FILE.html", help="Write the memory report as one page."),
@@ -56,10 +60,16 @@ def inspect(
     described = opened.describe(method, sha256=sha256)
     out.document(described)
     if not json:
+        from .explain import explanation
         from .inspect_view import overview
         from .timeline import timelines
 
-        out.show(*(timelines(described, opened.origins()) if plan else overview(described, verbose=verbose)))
+        if plan:
+            out.show(*timelines(described, opened.origins()))
+        if explain:
+            out.show(*explanation(opened.planned, [entry["name"] for entry in described["methods"]]))
+        if not (plan or explain):
+            out.show(*overview(described, verbose=verbose))
     if report is not None:
         from .report import write_page
 

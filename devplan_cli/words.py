@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..runtime.program import SourceLocation
+
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -48,13 +50,22 @@ def lifetime(allocation: dict[str, Any]) -> str:
     return "never" if allocation["first"] is None else f"{allocation['first']}-{allocation['last']}"
 
 
+def origin(location: SourceLocation) -> str:
+    """``bmm in encoder.layer.0.attention, modeling.py:194``: the last operator, its module, the user's line."""
+    last = location.operator.split(", ")[-1]
+    operator = last.split(".")[1] if last.count(".") == 2 else last
+    inside = f"{operator} in {location.module}" if location.module else operator
+    at = f"{location.file}:{location.line}" if location.file else ""
+    return ", ".join(part for part in (inside, at) if part)
+
+
 def table(title: str, *columns: str) -> Table:
     """A table without rules; a column whose title ends in ``>`` is set flush right, one in ``+`` may wrap."""
     from rich.table import Table
 
-    made = Table(
-        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
-    )
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    made.padding = (0, 2, 0, 0)
+    made.min_width = min(len(title), 80)
     for column in columns:
         name = column.rstrip(">+")
         right, wraps = column.endswith(">"), column.endswith("+")

@@ -104,7 +104,6 @@ def test_over_a_budget_is_code_5_and_the_old_file_stays(tmp_path: Path) -> None:
     ("budget", "part"),
     [
         ({"budget.artifact-size": "1kB"}, "the artifact of 9.77 KiB exceeds the budget of 1000 B"),
-        ({"budget.memory": "1kB"}, "exceeds the budget of 1000 B"),
         ({"budget.copies": 1}, "2 copies exceed the budget of 1"),
     ],
 )
