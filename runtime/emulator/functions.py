@@ -147,7 +147,7 @@ _PAIRS: dict[str, Callable[[Array, Array], Any]] = {
     "pow": _power, "powi": _power, "fmod": np.fmod, "atan2": np.arctan2, "hypot": np.hypot,
     "copysign": np.copysign, "nextafter": np.nextafter, "fmax": np.fmax, "fmin": np.fmin,
     "remainder": lambda x, y: x - np.rint(x / y) * y, "fdim": lambda x, y: np.maximum(x - y, 0),
-    "fast_dividef": np.true_divide, "fast_powf": _power,
+    "mul_rn": np.multiply, "fast_dividef": np.true_divide, "fast_powf": _power,
 }  # fmt: skip
 
 

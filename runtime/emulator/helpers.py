@@ -13,6 +13,7 @@ from . import language as tl
 from . import types
 from .access import load
 from .functions import unary
+from .grids import exclusive_scan_decoupled_lookback, exclusive_scan_decoupled_lookback_64, x_grid_barrier
 from .philox import normal4, philox, to_uniform
 from .tensor import Tensor, as_tensor, binary, quotient, remainder
 from .types import FLOAT32, INT1, INT64
@@ -276,6 +277,37 @@ def randint64(seed: Any, offset: Any, low: Any, high: Any) -> Tensor:
     return made
 
 
+def select_one(x: Tensor, mask: Tensor, dim: int, keep_dims: bool = False) -> Tensor:
+    """The one element of an axis that the mask marks."""
+    kept = Tensor(np.where(mask.data != 0, x.data, np.zeros((), x.data.dtype)), x.dtype)
+    return tl.reduce_with(np.sum, kept, dim, keep_dims, x.dtype)
+
+
+def if_mask(mask: Any, value: Any) -> Any:
+    """The value, or nothing where there is no mask."""
+    return None if mask is None else value
+
+
+def constexpr_next_power_of_2(n: int) -> int:
+    """The next power of two."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def inline_asm_pack(x: Tensor, pack: int) -> Tensor:
+    """The block as inline assembly takes it: assembly is emulated element by element."""
+    return x
+
+
+def inline_asm_unpack(x: Tensor, original: Tensor, pack: int) -> Tensor:
+    """The block as it was before `inline_asm_pack`."""
+    return x.broadcast_to(*original.shape)
+
+
+def fp8e4m3fn_to_float32(x: Tensor) -> Tensor:
+    """Bits of an 8-bit float as float32."""
+    return x.to(types.UINT8).to(types.FLOAT8E4NV, bitcast=True).to(FLOAT32)
+
+
 def unsupported(name: str) -> Any:
     """A function that refuses when called."""
 
@@ -293,6 +325,8 @@ def namespace() -> SimpleNamespace:
         online_softmax_combine_with_sum, welford_reduce, welford_combine, welford, div_floor_integer,
         remainder_integer, pow_integer, is_floating, device_assert_then, frexp, sort_with_index,
         bucketize_binary_search, rand4x, randn4x, randint64,
+        x_grid_barrier, exclusive_scan_decoupled_lookback, exclusive_scan_decoupled_lookback_64, select_one,
+        if_mask, constexpr_next_power_of_2, inline_asm_pack, inline_asm_unpack, fp8e4m3fn_to_float32,
     )  # fmt: skip
     made: dict[str, Any] = {function.__name__: function for function in names}
     made |= {
@@ -300,10 +334,5 @@ def namespace() -> SimpleNamespace:
         "maximum_with_index": maximum_with_index,
         "minimum_with_index": minimum_with_index,
     }
-    for name in (
-        "exclusive_scan_decoupled_lookback",
-        "exclusive_scan_decoupled_lookback_64",
-        "rand_eager_kernel",
-    ):
-        made[name] = unsupported(f"triton_helpers.{name}")
+    made["rand_eager_kernel"] = unsupported("triton_helpers.rand_eager_kernel")
     return SimpleNamespace(**made)

@@ -99,11 +99,14 @@ def run_grid(
 ) -> None:
     """Run all programs of a grid, ``chunk`` at a time, or one by one where they go different ways."""
     total = grid[0] * grid[1] * grid[2]
+    chunk = total if compiled.whole_grid else chunk
     begin = 0
     with np.errstate(all="ignore"):
         while begin < total:
             end = min(begin + chunk, total)
             if not _run_chunk(compiled, arguments, grid, begin, end):
+                if compiled.whole_grid:
+                    raise ArtifactError("programs that wait for each other go different ways")
                 chunk = 1
                 continue
             begin = end

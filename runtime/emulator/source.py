@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import ArtifactError
-from . import access, assembly, functions, helpers, language, philox, types
+from . import access, assembly, functions, grids, helpers, language, philox, types
 from .tensor import Tensor, as_tensor
 
 _NODES = (
@@ -86,10 +86,13 @@ class _Logic(ast.NodeTransformer):
 
 
 class Compiled:
-    """A kernel's function, and whether its programs may go different ways."""
+    """A kernel's function, whether its programs may go different ways, whether they wait for each other."""
 
-    def __init__(self, function: Callable[..., Any], names: tuple[str, ...], may_diverge: bool) -> None:
-        self.function, self.names, self.may_diverge = function, names, may_diverge
+    def __init__(
+        self, function: Callable[..., Any], names: tuple[str, ...], may_diverge: bool, whole_grid: bool
+    ) -> None:
+        self.function, self.names = function, names
+        self.may_diverge, self.whole_grid = may_diverge, whole_grid
 
 
 @lru_cache(maxsize=1024)
@@ -106,14 +109,16 @@ def compile_kernel(source: str, name: str) -> Compiled:
         )
     kernel = functions_found[name]
     names = tuple(argument.arg for argument in kernel.args.args)
-    diverges = any(isinstance(node, ast.If | ast.While | ast.For | ast.IfExp) for node in ast.walk(tree))
+    diverges = grids.IN_ORDER in source or any(
+        isinstance(node, ast.If | ast.While | ast.For | ast.IfExp) for node in ast.walk(tree)
+    )
     for function in functions_found.values():
         function.decorator_list = []
     _strip_annotations(tree)
     logical = ast.fix_missing_locations(_Logic().visit(tree))
     scope: dict[str, Any] = {**names_for_kernels(), "__builtins__": {}}
     exec(compile(logical, f"<kernel {name}>", "exec"), scope)
-    return Compiled(scope[name], names, diverges)
+    return Compiled(scope[name], names, diverges, grids.WHOLE_GRID in source)
 
 
 def _checked_functions(tree: ast.Module, kernel: str) -> dict[str, ast.FunctionDef]:

@@ -407,6 +407,51 @@ def k(x_ptr, mean_ptr, m2_ptr, r0_numel, R0_BLOCK: tl.constexpr):
     np.testing.assert_allclose(bench.get("m2"), x.astype(np.float64).var() * 1000, rtol=1e-4)
 
 
+def test_scans_across_programs(bench: Bench) -> None:
+    source = """
+@triton.jit
+def add(a, b):
+    return a + b
+
+@triton.jit
+def k(x_ptr, out_ptr, ws_ptr, BLOCK: tl.constexpr):
+    i = tl.program_id(0)
+    at = i * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at)
+    total = tl.reduce(x, 0, add)
+    before = triton_helpers.exclusive_scan_decoupled_lookback_64(ws_ptr.to(tl.pointer_type(tl.uint64)), total, i, add)
+    scan = tl.associative_scan(x, 0, add)
+    tl.store(out_ptr + at, tl.where(i == 0, scan, before + scan))
+"""
+    x = np.random.default_rng(0).integers(-9, 9, 64)
+    bench.put("x", x)
+    bench.put("out", np.zeros(64, np.int64))
+    bench.put("ws", np.zeros(64 * 24, np.uint8))
+    types = {"x_ptr": "*i64", "out_ptr": "*i64", "ws_ptr": "*u8"}
+    bench.run(source, types, "x", "out", "ws", grid=(8, 1, 1), BLOCK=8)
+    np.testing.assert_array_equal(bench.get("out"), np.cumsum(x))
+
+
+def test_barriers_across_programs(bench: Bench) -> None:
+    source = """
+@triton.jit
+def k(x_ptr, part_ptr, out_ptr, sem_ptr, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0)
+    x = tl.load(x_ptr + i * BLOCK + tl.arange(0, BLOCK))
+    tl.store(part_ptr + i, tl.sum(x, 0))
+    triton_helpers.x_grid_barrier(sem_ptr)
+    parts = tl.load(part_ptr + tl.arange(0, SPLIT))
+    tl.store(out_ptr + i, tl.sum(parts, 0))
+"""
+    bench.put("x", np.arange(64, dtype=np.float32))
+    for name in ("part", "out"):
+        bench.put(name, np.zeros(8, np.float32))
+    bench.put("sem", np.zeros(1, np.uint32))
+    types = {"x_ptr": "*fp32", "part_ptr": "*fp32", "out_ptr": "*fp32", "sem_ptr": "*u32"}
+    bench.run(source, types, "x", "part", "out", "sem", grid=(8, 1, 1), SPLIT=8, BLOCK=8)
+    np.testing.assert_array_equal(bench.get("out"), [2016] * 8)
+
+
 def test_error_functions_against_the_standard_library() -> None:
     x = np.linspace(-7, 7, 2001)
     np.testing.assert_allclose(erf(x), np.vectorize(math.erf)(x), rtol=1e-13, atol=1e-15)
