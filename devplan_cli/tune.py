@@ -34,7 +34,7 @@ def tune(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> int:
-    """Measure every algorithm of every matrix product on this GPU; `run --tuning` uses the result."""
+    """Measure each algorithm of each product and convolution on this GPU; `run --tuning` uses the result."""
     from .tune_job import Wanted, run_tuning
 
     wanted = Wanted(artifact, output, method, inputs, tuple(shape or ()), seed, device, allow_torch_ops)

@@ -50,7 +50,7 @@ def run_tuning(wanted: Wanted, output: Output) -> int:
         {
             "file": str(path),
             "gpu": tuning.gpu,
-            "cublaslt": tuning.version,
+            "versions": dict(tuning.versions),
             "calls": [
                 {
                     "key": found.key,
@@ -69,8 +69,13 @@ def run_tuning(wanted: Wanted, output: Output) -> int:
 
 
 def _view(findings: Sequence[Finding]) -> RenderableType:
-    made = table("Products", "what", "algorithms>", "chosen>", "library's choice>", "best>")
+    made = table("Library calls", "what", "algorithms>", "chosen>", "library's choice>", "best>")
     for found in findings:
         times = (microseconds(found.first_seconds * 1e6), microseconds(found.best_seconds * 1e6))
-        made.add_row(found.key.partition(" aligned")[0], str(found.candidates), str(found.best), *times)
+        made.add_row(
+            found.key.partition(" aligned")[0],
+            str(found.candidates),
+            "-" if found.best is None else str(found.best),
+            *times,
+        )
     return made

@@ -7,6 +7,7 @@ and which version of the library that list was.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,36 +15,34 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .errors import DeviceError, UsageError
+from .errors import DeviceError, DevplanError, UsageError
 from .program import LibraryCall
 
 if TYPE_CHECKING:
-    from .backend import Operand
+    from .backend import Operand, Step
     from .cuda.backend import CudaBackend
     from .engine import LoadedMethod, LoadedProgram
 
 _FORMAT = "devplan tuning 1"
+_LIBRARIES = {"matmul": "cublaslt", "convolution": "cudnn"}
+"""The functions that are tuned, and who computes them."""
 _CALLS_PER_RUN, _RUNS = 16, 7
 _WORTH_IT = 0.98
-"""An algorithm must take at most this share of the first one's time to replace it: below is noise."""
+"""An algorithm must take at most this share of the library's choice to replace it: below is noise."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Algorithms by key, for one GPU model and one version of cuBLASLt."""
+    """Algorithms by key, for one GPU model and the versions of the libraries they belong to."""
 
     gpu: str
-    version: int
+    versions: Mapping[str, int]
     algorithms: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def save(self, path: Path) -> None:
         """Write the file."""
-        body = {
-            "format": _FORMAT,
-            "gpu": self.gpu,
-            "cublaslt": self.version,
-            "algorithms": dict(self.algorithms),
-        }
+        body = {"format": _FORMAT, "gpu": self.gpu, "versions": dict(self.versions)}
+        body["algorithms"] = dict(self.algorithms)
         path.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
 
     @classmethod
@@ -53,8 +52,10 @@ class Tuning:
             body = json.loads(path.read_text())
             if body["format"] != _FORMAT:
                 raise ValueError(f"its format is `{body['format']}`")
-            algorithms = {str(key): int(index) for key, index in body["algorithms"].items()}
-            return cls(str(body["gpu"]), int(body["cublaslt"]), algorithms)
+            numbers = [{str(k): int(v) for k, v in body[name].items()} for name in ("versions", "algorithms")]
+            if unknown := set(numbers[0]) - set(_LIBRARIES.values()):
+                raise ValueError(f"it is for {', '.join(sorted(unknown))}")
+            return cls(str(body["gpu"]), *numbers)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             hint = "make one with `devplan tune ARTIFACT`"
             raise UsageError(f"`{path}` is no tuning file", why=str(error), hint=hint) from error
@@ -62,11 +63,14 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Finding:
-    """One distinct call: seconds of the library's first choice and of the best, which is number ``best``."""
+    """One distinct call: seconds of the library's own choice and of the best.
+
+    ``best`` is that algorithm's number, None when it is the library's choice.
+    """
 
     key: str
     candidates: int
-    best: int
+    best: int | None
     first_seconds: float
     best_seconds: float
 
@@ -75,21 +79,20 @@ def apply(program: LoadedProgram, tuning: Tuning) -> str:
     """Let a program that was not called yet use a tuning; gives why it was not used, or an empty text."""
     reason = "the program runs on no GPU"
     for backend in _gpus(program):
-        version = backend.library("cublaslt").version
-        if (backend.label, version) == (tuning.gpu, tuning.version):
+        here = {name: backend.library(name).version for name in tuning.versions}
+        if (backend.label, here) == (tuning.gpu, dict(tuning.versions)):
             backend.tuning, reason = tuning.algorithms, ""
         else:
-            reason = (
-                f"the tuning is for {tuning.gpu} and cuBLASLt {tuning.version}, "
-                f"this is {backend.label} and {version}"
-            )
+            made = " and ".join(f"{name} {version}" for name, version in tuning.versions.items())
+            found = " and ".join(f"{name} {version}" for name, version in here.items())
+            reason = f"the tuning is for {tuning.gpu} with {made}, this is {backend.label} with {found}"
     return reason
 
 
 def tune(program: LoadedProgram, method: LoadedMethod) -> tuple[Tuning, list[Finding]]:
-    """Measure every algorithm of every distinct product of a method that was called before.
+    """Measure every algorithm of every distinct product and convolution of a method that was called before.
 
-    The arena's contents are overwritten; state is not (a product that writes state is left out).
+    The arena's contents are overwritten; state is not (a call that writes state is left out).
 
     Raises:
         DeviceError: the program runs on no GPU.
@@ -106,15 +109,16 @@ def tune(program: LoadedProgram, method: LoadedMethod) -> tuple[Tuning, list[Fin
             "tuning needs a GPU", why=f"the program runs on {', '.join(program.devices.values())}"
         )
     findings: dict[str, Finding] = {}
-    for call in _products(method):
+    versions: dict[str, int] = {}
+    for call in _tunable(method):
         backend = gpus[bound.operands[call.writes[0]].device]
-        key = backend.library("cublaslt").key(call, bound.operands)
+        library = backend.library(_LIBRARIES[call.function])
+        versions[_LIBRARIES[call.function]] = library.version
+        key = library.key(call, bound.operands)
         if key and key not in findings:
             findings[key] = _measure(backend, call, bound.operands, key)
-    first = next(iter(gpus.values()))
-    chosen = {found.key: found.best for found in findings.values() if found.best}
-    tuning = Tuning(first.label, first.library("cublaslt").version, chosen)
-    return tuning, list(findings.values())
+    chosen = {found.key: found.best for found in findings.values() if found.best is not None}
+    return Tuning(next(iter(gpus.values())).label, versions, chosen), list(findings.values())
 
 
 def _gpus(program: LoadedProgram) -> Iterator[CudaBackend]:
@@ -124,25 +128,29 @@ def _gpus(program: LoadedProgram) -> Iterator[CudaBackend]:
             yield candidate
 
 
-def _products(method: LoadedMethod) -> Iterator[LibraryCall]:
-    """Products that write no state."""
+def _tunable(method: LoadedMethod) -> Iterator[LibraryCall]:
+    """Calls of functions that are tuned, and that write no state."""
     description = method.description
     states = {storage.name for storage in description.storages if storage.role.value == "state"}
     held = {value.name for value in description.values if value.storage in states}
     for instruction in description.instructions:
-        if not isinstance(instruction, LibraryCall) or instruction.function != "matmul":
+        if not isinstance(instruction, LibraryCall) or instruction.function not in _LIBRARIES:
             continue
         if not held.intersection(instruction.writes):
             yield instruction
 
 
 def _measure(backend: CudaBackend, call: LibraryCall, operands: Mapping[str, Operand], key: str) -> Finding:
-    library = backend.library("cublaslt")
-    count = library.algorithms(call, operands)
-    groups = [[library.bind(call, operands, index)] * _CALLS_PER_RUN for index in range(count)]
-    runs = backend.timeline(groups, _RUNS)
-    times = [median(run[index] for run in runs) / _CALLS_PER_RUN for index in range(count)]
-    best = min(range(count), key=times.__getitem__)
-    if times[best] > _WORTH_IT * times[0]:
-        best = 0
-    return Finding(key, count, best, times[0], times[best])
+    library = backend.library(_LIBRARIES[call.function])
+    steps: dict[int | None, Step] = {None: library.bind(call, operands)}
+    for index in range(library.algorithms(call, operands)):
+        with contextlib.suppress(DevplanError):  # offered, but not for this workspace or precision
+            steps[index] = library.bind(call, operands, index)
+    runs = backend.timeline([[step] * _CALLS_PER_RUN for step in steps.values()], _RUNS)
+    seconds = {
+        index: median(run[place] for run in runs) / _CALLS_PER_RUN for place, index in enumerate(steps)
+    }
+    best = min(seconds, key=seconds.__getitem__)
+    if seconds[best] > _WORTH_IT * seconds[None]:
+        best = None
+    return Finding(key, len(steps) - 1, best, seconds[None], seconds[best])

@@ -36,6 +36,10 @@ def _without_torch() -> Generator[None]:
         del sys.modules["torch"]
 
 
+_MOST_ALGORITHMS = 10
+"""Engines that tuning tries per call: some are compiled when they are built, which takes half a second."""
+
+
 class Cudnn:
     """cuDNN on one GPU. Binds `convolution` and `attention` library calls."""
 
@@ -60,8 +64,10 @@ class Cudnn:
         if handle is not None:
             self._cudnn.destroy_handle(handle)
 
-    def bind(self, call: LibraryCall, operands: Mapping[str, Operand]) -> Step:
+    def bind(self, call: LibraryCall, operands: Mapping[str, Operand], algorithm: int | None = None) -> Step:
         """A step that computes a `convolution` or `attention` call.
+
+        ``algorithm`` is one of `algorithms` by index; None takes the tuned one, or the heuristics' first.
 
         Raises:
             DeviceError: cuDNN has no engine for it, within the workspace that was planned.
@@ -69,21 +75,48 @@ class Cudnn:
         if operands[call.writes[0]].numel == 0:
             return _nothing
         workspace = operands.get(call.workspace)
-        limit = workspace.span_nbytes if workspace else 0
-        describe = attention if call.function == "attention" else convolution
+        if algorithm is None and self._backend.tuning:
+            algorithm = self._backend.tuning.get(self.key(call, operands))
         with _without_torch():
-            described = describe(self._cudnn, self._handle, call, operands)
-            self._build(described, limit)
-        return self._step(described, workspace.address if workspace else 0)
+            described = self._describe(call, operands)
+            self._build(described, workspace.span_nbytes if workspace else 0, algorithm)
+        return self._step(described, workspace.address if workspace else 0, algorithm)
 
-    def _step(self, described: Described, workspace: int) -> Step:
+    def key(self, call: LibraryCall, operands: Mapping[str, Operand]) -> str:
+        """What `CudaBackend.tuning` knows a call by; empty for one without elements."""
+        if any(operands[name].numel == 0 for name in (*call.reads, call.writes[0])):
+            return ""
+        parts = [call.function]
+        for name in (*call.reads, *call.writes):
+            operand = operands[name]
+            if name == call.workspace:
+                parts.append(f"workspace {operand.span_nbytes}")
+            else:
+                parts.append(f"{operand.dtype}{list(operand.shape)} by {list(operand.strides)}")
+        return " ".join([*parts, *(f"{name}={value}" for name, value in sorted(call.attributes))])
+
+    def algorithms(self, call: LibraryCall, operands: Mapping[str, Operand]) -> int:
+        """How many engines to try, best first by cuDNN's heuristics: the indices that `bind` takes."""
+        with _without_torch():
+            described = self._describe(call, operands)
+            self._plan(described, 1 << 62)
+        return min(int(described.graph.get_execution_plan_count()), _MOST_ALGORITHMS)
+
+    def _describe(self, call: LibraryCall, operands: Mapping[str, Operand]) -> Described:
+        describe = attention if call.function == "attention" else convolution
+        return describe(self._cudnn, self._handle, call, operands)
+
+    def _step(self, described: Described, workspace: int, algorithm: int | None) -> Step:
         backend, graph, pointers = self._backend, described.graph, described.pointers
 
         def step() -> None:
             backend.enter()
             self._use_stream(backend.stream)
             try:
-                graph.execute(pointers, workspace, handle=self._handle)
+                if algorithm is None:
+                    graph.execute(pointers, workspace, handle=self._handle)
+                else:
+                    graph.execute_plan_at_index(pointers, workspace, algorithm, self._handle)
             except RuntimeError as error:
                 raise ExecutionError(f"a {described.title} failed", why=str(error)) from error
 
@@ -94,27 +127,36 @@ class Cudnn:
             self._cudnn.set_stream(handle=self._handle, stream=stream)
             self._stream = stream
 
-    def _build(self, described: Described, workspace: int) -> None:
-        """Choose cuDNN's best engine that needs no more than ``workspace`` bytes."""
+    def _plan(self, described: Described, workspace: int) -> None:
+        """List cuDNN's engines for a graph, but for those that need more than ``workspace`` bytes."""
+        cudnn, graph = self._cudnn, described.graph
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        if described.exact_float32:
+            notes = cudnn.numerical_note
+            graph.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
+        graph.deselect_workspace_greater_than(workspace)
+
+    def _build(self, described: Described, workspace: int, algorithm: int | None) -> None:
+        """Make the engine ready that cuDNN thinks best, or the one asked for."""
         cudnn, graph = self._cudnn, described.graph
         try:
-            graph.validate()
-            graph.build_operation_graph()
-            graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-            if described.exact_float32:
-                notes = cudnn.numerical_note
-                graph.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
-            graph.deselect_workspace_greater_than(workspace)
+            self._plan(described, workspace)
             graph.check_support()
-            graph.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE)
-        except (RuntimeError, ValueError, cudnn.cudnnGraphNotSupportedError) as error:
+            if algorithm is None:
+                graph.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE)
+                needed = int(graph.get_workspace_size())
+            else:
+                graph.build_plan_at_index(algorithm)
+                needed = int(graph.get_workspace_size_plan_at_index(algorithm))
+        except (RuntimeError, ValueError, IndexError, cudnn.cudnnGraphNotSupportedError) as error:
             lines = str(error).strip().splitlines()
             raise DeviceError(
                 f"cuDNN {self.version} has no engine for a {described.title}",
                 why=f"within {workspace} bytes of workspace: {lines[0] if lines else type(error).__name__}",
                 hint="export again with `--no-library-calls`",
             ) from error
-        needed = int(graph.get_workspace_size())
         if needed > workspace:
             raise ExecutionError(
                 f"the planned workspace is too small for a {described.title}",
