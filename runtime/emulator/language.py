@@ -198,7 +198,8 @@ def largest(
     """The largest element, NaN ignored; with its index if asked for."""
     if return_indices:
         return _with_index(np.argmax, tensor, axis, keep_dims)
-    return reduce_with(np.fmax.reduce, tensor, axis, keep_dims, tensor.dtype)
+    wide = _at_least_32_bits(tensor)
+    return reduce_with(np.fmax.reduce, wide, axis, keep_dims, wide.dtype)
 
 
 def smallest(
@@ -211,10 +212,22 @@ def smallest(
     """The smallest element, NaN ignored; with its index if asked for."""
     if return_indices:
         return _with_index(np.argmin, tensor, axis, keep_dims)
-    return reduce_with(np.fmin.reduce, tensor, axis, keep_dims, tensor.dtype)
+    wide = _at_least_32_bits(tensor)
+    return reduce_with(np.fmin.reduce, wide, axis, keep_dims, wide.dtype)
+
+
+def _without_bfloat16(tensor: Tensor) -> Tensor:
+    return tensor.to(FLOAT32) if tensor.dtype.is_bf16() else tensor
+
+
+def _at_least_32_bits(tensor: Tensor) -> Tensor:
+    if tensor.dtype.primitive_bitwidth >= 32:
+        return tensor
+    return tensor.to(FLOAT32 if tensor.dtype.is_floating() else INT32)
 
 
 def _with_index(choose: Any, tensor: Tensor, axis: int | None, keep_dims: bool) -> tuple[Tensor, Tensor]:
+    tensor = _without_bfloat16(tensor if axis is not None else ravel(tensor))
     over = _axis(tensor, 0 if axis is None else axis)
     index = np.expand_dims(choose(tensor.data, axis=over), over)
     value = np.take_along_axis(tensor.data, index, over)
@@ -304,12 +317,13 @@ def associative_scan(tensors: Any, axis: int, combine_fn: Reduction, reverse: bo
 
 def cumsum(tensor: Tensor, axis: int = 0, reverse: bool = False, dtype: Type | None = None) -> Tensor:
     """Running sum."""
-    return _cumulative(np.cumsum, tensor.to(dtype or _sum_type(tensor.dtype)), axis, reverse)
+    wide = _without_bfloat16(tensor)
+    return _cumulative(np.cumsum, wide.to(dtype or _sum_type(wide.dtype)), axis, reverse)
 
 
 def cumprod(tensor: Tensor, axis: int = 0, reverse: bool = False) -> Tensor:
     """Running product."""
-    return _cumulative(np.cumprod, tensor, axis, reverse)
+    return _cumulative(np.cumprod, _without_bfloat16(tensor), axis, reverse)
 
 
 def _cumulative(function: Any, tensor: Tensor, axis: int, reverse: bool) -> Tensor:
