@@ -58,6 +58,14 @@ class ExportedMethod:
         contents.readers[content] = contents.readers.get(content, 0) + 1
         return made
 
+    def drop_unused(self) -> None:
+        """Forget contents that nothing reads any more: they need not be in the artifact."""
+        kept = {t for t, _ in self.updates} | {o.node for o in self.outputs}
+        for node in list(self.graph.graph.nodes):
+            if node.name in self.contents and not node.users and node.name not in kept:
+                del self.contents[node.name]
+                self.graph.graph.erase_node(node)
+
     def rename_ends(self, old: str, new: str) -> None:
         """Let outputs and updates that came from one node come from another."""
         self.updates = tuple((t, new if s == old else s) for t, s in self.updates)

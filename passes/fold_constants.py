@@ -54,7 +54,7 @@ def fold_constants(method: ExportedMethod, contents: Contents, growth: int) -> i
             _become_constant(method, contents, node, known[node])
             count += 1
     graph.eliminate_dead_code()
-    _drop_unused(method)
+    method.drop_unused()
     method.graph.recompile()
     return count
 
@@ -117,17 +117,3 @@ def _become_constant(
     made = method.add_constant(contents, f"folded_{node.name}", value)
     node.replace_all_uses_with(made)
     method.rename_ends(node.name, made.name)
-
-
-def _drop_unused(method: ExportedMethod) -> None:
-    """Contents that nothing reads any more need not be in the artifact."""
-    kept = {t for t, _ in method.updates}
-    for node in list(method.graph.graph.nodes):
-        if (
-            node.op == "placeholder"
-            and node.name in method.contents
-            and not node.users
-            and node.name not in kept
-        ):
-            del method.contents[node.name]
-            method.graph.graph.erase_node(node)

@@ -119,10 +119,29 @@ def _convolution(extern: ExternCall, allow_tf32: bool) -> list[Call]:
         "output_padding": _numbers(output_padding),
         "groups": int(groups),
         "has_bias": bias is not None,
+        "has_added": False,
         "activation": "none",
         "allow_tf32": allow_tf32,
     }
     reads = (x, weight) if bias is None else (x, weight, bias)
+    return [Call("convolution", reads, extern.outs[0], tuple(attributes.items()), CONVOLUTION_WORKSPACE)]
+
+
+def _fused_convolution(extern: ExternCall, allow_tf32: bool) -> list[Call]:
+    x, weight, bias, added, stride, padding, dilation, groups, activation = extern.operands
+    attributes: dict[str, Argument] = {
+        "stride": _numbers(stride),
+        "padding": _numbers(padding),
+        "dilation": _numbers(dilation),
+        "transposed": False,
+        "output_padding": (0, 0),
+        "groups": int(groups),
+        "has_bias": bias is not None,
+        "has_added": added is not None,
+        "activation": str(activation),
+        "allow_tf32": allow_tf32,
+    }
+    reads = [window for window in (x, weight, bias, added) if window is not None]
     return [Call("convolution", reads, extern.outs[0], tuple(attributes.items()), CONVOLUTION_WORKSPACE)]
 
 
@@ -163,4 +182,5 @@ _TRANSLATIONS: dict[str, Callable[[ExternCall, bool], list[Call]]] = {
     "_mm_plus_mm": _mm_plus_mm,
     "convolution": _convolution,
     "aten.convolution.default": _convolution,
+    "devplan.convolution.default": _fused_convolution,
 }

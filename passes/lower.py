@@ -16,6 +16,7 @@ from .compile_kernels import canonical
 from .contents import Contents, dense_strides
 from .decompositions import replacements
 from .exported import ExportedMethod
+from .fuse_convolutions import fuse_convolutions
 from .lower_host import HostLowering
 from .lower_region import TapeLowering, local_copy
 from .placed import Node, NodeKind, PlacedGraph
@@ -222,6 +223,7 @@ class _MethodLowering:
         graph, inputs = self._extract(nodes, wanted, updates, torch.device("cuda", 0))
         shape_env = next((t.fake_mode.shape_env for t in graph.examples if hasattr(t, "fake_mode")), None)
         with inductor.described_target(self._target):
+            fuse_convolutions(graph.module, lambda name: self._store_channels_last(name, graph))
             traced, mode = inductor.trace_on_target(graph.module, graph.examples, shape_env)
             self._lay_out_weights(inductor.channels_last_weights(traced), traced, graph)
             inputs = [self._builder.values[value.name] for value in inputs]
@@ -248,11 +250,25 @@ class _MethodLowering:
         """Store weights channels-last that would otherwise be transposed in every call."""
         placeholders = [n.name for n in traced.graph.nodes if n.op == "placeholder"]
         nodes = dict(zip(placeholders, graph.inputs, strict=False))
-        for node in (self._nodes[nodes[name]] for name in names if name in nodes):
-            if node.kind is NodeKind.CONSTANT and self._contents.lay_out_channels_last(node.content):
-                value = self._builder.values[self._value_of[node.name]]
-                strides = dense_strides(self._contents.tensors[node.content])
-                self._builder.values[value.name] = replace(value, strides=strides)
+        for name in names:
+            if name in nodes:
+                self._store_channels_last(nodes[name], graph)
+
+    def _store_channels_last(self, name: str, graph: RegionGraph) -> bool:
+        """Let a region's input that is a constant be channels-last; whether it is so now."""
+        node = self._nodes.get(name)
+        if node is None or node.kind is not NodeKind.CONSTANT:
+            return False
+        if not self._contents.lay_out_channels_last(node.content):
+            return False
+        value = self._builder.values[self._value_of[node.name]]
+        strides = dense_strides(self._contents.tensors[node.content])
+        self._builder.values[value.name] = replace(value, strides=strides)
+        at = graph.inputs.index(name)
+        example = graph.examples[at]
+        with example.fake_mode:
+            graph.examples[at] = example.contiguous(memory_format=torch.channels_last)
+        return True
 
     def _align_inputs(self, nodes: Sequence[Node]) -> None:
         """Kernels assume pointers aligned to 16 bytes: a window that begins elsewhere is copied first."""

@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 BUILT_IN: tuple[tuple[str, str], ...] = (
     ("fold-constants", "fold_constants:FoldConstants"),
+    ("fold-batch-norms", "fold_batch_norms:FoldBatchNorms"),
+    ("fuse-attention", "fuse_attention:FuseAttention"),
     ("merge-linears", "merge_linears:MergeLinears"),
     ("place-operators", "place:PlaceOperators"),
     ("insert-copies", "insert_copies:InsertCopies"),

@@ -55,7 +55,8 @@ class SourceLocation:
 
     def __str__(self) -> str:
         at = f"{self.file}:{self.line}" if self.file else ""
-        return " ".join(part for part in (self.operator, f"in {self.module}" if self.module else "", at) if part)
+        parts = (self.operator, f"in {self.module}" if self.module else "", at)
+        return " ".join(part for part in parts if part)
 
 
 NOWHERE = SourceLocation()
@@ -300,7 +301,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class KernelParameter:
-    """A run-time parameter of a kernel: ``type`` in Triton's words (``*fp16``, ``i32``, ``i64``, ``fp32``)."""
+    """A run-time parameter of a kernel: ``type`` in Triton's words (``*fp16``, ``i32``, ``fp32``)."""
 
     name: str
     type: str

@@ -34,7 +34,7 @@ def convolution(cudnn: Any, handle: Any, call: LibraryCall, operands: Mapping[st
     if x.dtype not in TYPES or len({x.dtype, weight.dtype, out.dtype}) != 1:
         why = f"got {x.dtype}, {weight.dtype}, {out.dtype}"
         raise DeviceError("cuDNN convolves one floating type", why=why)
-    if activation not in ("none", "relu"):
+    if activation not in ("none", "relu", "relu6"):
         raise DeviceError(f"a convolution has no activation `{activation}`")
     # A spatial dimension is added to one-dimensional convolutions: cuDNN starts at two.
     pad = len(x.shape) == 3
@@ -55,8 +55,13 @@ def convolution(cudnn: Any, handle: Any, call: LibraryCall, operands: Mapping[st
     if bias is not None:
         row = _reshaped(bias, (1, bias.numel, *(1,) * (len(wide_out.shape) - 2)))
         result = made.graph.bias(input=result, bias=made.tensor(row, "bias"))
+    if call.attribute("has_added", False):
+        added = operands[names[-1]]
+        result = made.graph.add(a=result, b=made.tensor(_widened(added, pad), "added"))
     if activation == "relu":
         result = made.graph.relu(input=result)
+    elif activation == "relu6":
+        result = made.graph.relu(input=result, lower_clip=0.0, upper_clip=6.0)
     made.output(result, wide_out)
     exact = x.dtype is DType.FLOAT32 and not call.attribute("allow_tf32", False)
     shapes = f"x {list(x.shape)} by {list(x.strides)}, weight {list(weight.shape)}"

@@ -103,6 +103,8 @@ def epilogue(values: Array, name: str) -> Array:
         return values
     if name == "relu":
         return np.maximum(values, 0)
+    if name == "relu6":
+        return np.clip(values, 0, 6)
     kind = values.dtype.type
     if name == "gelu_erf":
         return np.asarray(values * kind(0.5) * (1 + special.erf(values * kind(math.sqrt(0.5)))), values.dtype)
@@ -116,7 +118,10 @@ def convolution(reads: list[Access], out: Operand, attributes: Mapping[str, Any]
     """See `convolution.py`."""
     x, weight = reads[0].read(), reads[1].read()
     bias = reads[2].read() if attributes.get("has_bias") else None
-    return epilogue(convolve(x, weight, bias, attributes), str(attributes.get("activation", "none")))
+    made = convolve(x, weight, bias, attributes)
+    if attributes.get("has_added"):
+        made = made + reads[-1].read()
+    return epilogue(made, str(attributes.get("activation", "none")))
 
 
 def attention(reads: list[Access], out: Operand, attributes: Mapping[str, Any]) -> Array:
