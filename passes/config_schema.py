@@ -10,7 +10,9 @@ from typing import Any
 
 from .setting import LOCATIONS, SETTINGS
 
-_TARGETS = {"oneOf": [{"type": "boolean"}, {"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_TARGETS = {
+    "oneOf": [{"type": "boolean"}, {"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+}
 _LOCATION = {"enum": list(LOCATIONS)}
 
 
@@ -48,7 +50,11 @@ def _table(table: str) -> dict[str, Any]:
     for setting in (s for s in SETTINGS if s.table == table):
         is_unset = setting.default is None or setting.default == ()
         default = {} if is_unset else {"default": setting.default}
-        entries[setting.key] = {**setting.kind.schema, "description": f"{setting.flag}: {setting.help}", **default}
+        entries[setting.key] = {
+            **setting.kind.schema,
+            "description": f"{setting.flag}: {setting.help}",
+            **default,
+        }
     return {"type": "object", "additionalProperties": False, "properties": entries}
 
 

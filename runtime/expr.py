@@ -24,7 +24,9 @@ def _compiled(text: str) -> tuple[CodeType, frozenset[str]]:
     for node in ast.walk(tree):
         if not isinstance(node, _ALLOWED):
             raise ValueError(f"`{text}` is not a size expression: {type(node).__name__}")
-        is_known = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+        is_known = (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+        )
         if isinstance(node, ast.Call) and not is_known:
             raise ValueError(f"`{text}` calls something other than min or max")
         if isinstance(node, ast.Constant) and type(node.value) not in (int, bool):
