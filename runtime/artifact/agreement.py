@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import ArtifactError
 from ..program import CPU, Copy, Device, HostCall, Jump, Method, MethodPlan, PlannedProgram, Port
 from .layout import Blob
+from .portable import COPIES, PortableForms
 from .runs import Step, steps
 from .views import ConstantTable, TensorView, buffers, constant_table, tensor_views
 
@@ -70,7 +71,8 @@ class _Comparison:
         self._ports("inputs", self.method.inputs, self.table.inputs or ())
         self._ports("outputs", self.method.outputs, self.table.outputs or ())
         self._buffers(plans)
-        self._calls()
+        named = {value.name: view for value, view in zip(self.method.values, views, strict=True)}
+        self._calls(PortableForms(self.method, named))
 
     def _ports(self, what: str, ports: Sequence[Port], numbers: Sequence[int]) -> None:
         names = [value.name for value in self.method.values]
@@ -89,7 +91,7 @@ class _Comparison:
         wanted = {index: device for index, (_, device) in enumerate(expected) if device != CPU}
         self.same("buffer devices", devices, wanted)
 
-    def _calls(self) -> None:
+    def _calls(self, forms: PortableForms) -> None:
         """Call by call: the operator, the delegate, or the jump's destination."""
         chains = self.table.chains or []
         self.same("number of chains", len(chains), 1)
@@ -108,10 +110,11 @@ class _Comparison:
                 delegates += 1
             elif isinstance(item, Jump):
                 expected = (JUMP_FALSE, starts[item.target])
-            elif isinstance(item, HostCall):
-                expected = (KERNEL_CALL, item.target)
-            elif isinstance(item, Copy):
-                expected = (KERNEL_CALL, self._operator(entry))
+            elif isinstance(item, HostCall | Copy):
+                # The form may be the operator's own or the portable one, whatever the writer knew of.
+                own = item.target if isinstance(item, HostCall) else COPIES[item.kind]
+                found = self._operator(entry)
+                expected = (KERNEL_CALL, own if found == own else forms.form(item).operator)
             self.same(f"call {index} is", self._call(entry), expected)
         self.same("number of delegates", len(self.table.delegates or ()), delegates)
 

@@ -11,9 +11,7 @@ import flatbuffers
 from ..errors import ArtifactError
 from ..program import (
     CPU,
-    Argument,
     Copy,
-    CopyKind,
     Device,
     HostCall,
     Instruction,
@@ -22,22 +20,13 @@ from ..program import (
     MethodPlan,
     PlannedProgram,
     Port,
-    Ref,
 )
-from .et12_values import Values, evalue
+from .et12_values import DEVICE_TYPES, Values, evalue
 from .generated import program_generated as fb
 from .layout import BACKEND_ID, Segment
+from .portable import PortableForms
 from .runs import Step, steps
-from .views import ConstantTable, TensorView, buffers, is_contiguous, tensor_views
-
-COPY_OPERATORS = {
-    CopyKind.H2D: ("et_copy::_h2d_copy", "out"),
-    CopyKind.D2H: ("et_copy::_d2h_copy", "out"),
-    CopyKind.D2D: ("devplan::_d2d_copy", "out"),
-    CopyKind.LOCAL: ("devplan::_local_copy", "out"),
-}
-CLONE = ("aten::clone", "out")
-DEVICE_TYPES = {"cpu": fb.DeviceType.CPU, "cuda": fb.DeviceType.CUDA}
+from .views import ConstantTable, buffers, tensor_views
 
 
 def program_table(
@@ -92,11 +81,13 @@ class _Plan:
     plan: MethodPlan | None
     constants: ConstantTable
     values: Values = field(init=False)
+    forms: PortableForms = field(init=False)
     operators: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
     def table(self, plans: Sequence[MethodPlan], delegates: Sequence[int]) -> fb.ExecutionPlanT:
         views = tensor_views(self.method, self.plan, self.constants)
-        self.values = Values(self.method, [evalue(fb.Content.Tensor, _tensor(view)) for view in views])
+        named = {value.name: view for value, view in zip(self.method.values, views, strict=True)}
+        self.values, self.forms = Values(self.method, named), PortableForms(self.method, named)
         cut = steps(self.method)
         table = fb.ExecutionPlanT()
         table.name, table.container = self.method.name, _container(self.method)
@@ -126,10 +117,14 @@ class _Plan:
             if step.device is not None:
                 tables.append(self._delegate_call(items, delegate))
                 delegate += 1
-            elif isinstance(items[0], Jump):
-                tables.append(self._jump(items[0], starts[items[0].target]))
-            else:
-                tables.append(self._kernel_call(items[0]))
+                continue
+            match items[0]:
+                case Jump() as jump:
+                    tables.append(self._jump(jump, starts[jump.target]))
+                case Copy() | HostCall() as item:
+                    tables.append(self._kernel_call(item))
+                case _ as item:
+                    raise AssertionError(f"{item} belongs to a delegate")
         return tables
 
     def _delegate_call(self, items: Sequence[Instruction], delegate: int) -> fb.InstructionT:
@@ -148,32 +143,15 @@ class _Plan:
         call.destination = destination
         return _instruction(fb.Call.JumpFalseCall, call)
 
-    def _kernel_call(self, item: Instruction) -> fb.InstructionT:
-        match item:
-            case Copy():
-                name = self._copy_operator(item)
-                literals: tuple[Argument, ...] = (None,) if name == CLONE else ()
-                arguments, results = (Ref(item.source), *literals), item.writes
-            case HostCall():
-                target, _, overload = item.target.partition(".")
-                name = (target, overload)
-                arguments, results = item.arguments, item.writes
-            case _:
-                raise AssertionError(f"{item} belongs to a delegate")
-        outs = [self.values.numbers[result] for result in results]
+    def _kernel_call(self, item: Copy | HostCall) -> fb.InstructionT:
+        form = self.forms.form(item)
+        target, _, overload = form.operator.partition(".")
+        outs = [self.values.numbers[result] for result in item.writes]
         call = fb.KernelCallT()
-        call.operator = self.operators.setdefault(name, len(self.operators))
-        call.arguments = [self.values.argument(value) for value in arguments] + outs + self._returned(outs)
+        call.operator = self.operators.setdefault((target, overload), len(self.operators))
+        arguments = [self.values.argument(value) for value in form.arguments]
+        call.arguments = arguments + outs + self._returned(outs)
         return _instruction(fb.Call.KernelCall, call)
-
-    def _copy_operator(self, item: Copy) -> tuple[str, str]:
-        """Portable runtimes know `aten::clone.out`, which wants one layout; a change of strides is ours."""
-        if item.kind is CopyKind.LOCAL:
-            bounds = {symbol.name: symbol.upper for symbol in self.method.symbols}
-            ends = (self.method.value(item.source), self.method.value(item.destination))
-            if all(is_contiguous(value, bounds) for value in ends):
-                return CLONE
-        return COPY_OPERATORS[item.kind]
 
     def _returned(self, outs: Sequence[int]) -> list[int]:
         """ET12 repeats what an operator returns: one result by itself, several as one list."""
@@ -187,23 +165,6 @@ class _Plan:
 def _instruction(tag: int, call: fb.KernelCallT | fb.DelegateCallT | fb.JumpFalseCallT) -> fb.InstructionT:
     table = fb.InstructionT()
     table.callType, table.call = tag, call
-    return table
-
-
-def _tensor(view: TensorView) -> fb.TensorT:
-    table = fb.TensorT()
-    table.scalarType, table.sizes, table.dimOrder = view.scalar_type, list(view.sizes), list(view.dim_order)
-    table.dataIndex = view.data_index
-    table.dynamism = fb.ShapeDynamism.BOUNDED if view.is_dynamic else fb.ShapeDynamism.STATIC
-    if view.allocation is not None:
-        table.allocation = fb.AllocationT()
-        table.allocation.memoryId, offset = view.allocation
-        table.allocation.offsetLow, table.allocation.offsetHigh = offset & 0xFFFFFFFF, offset >> 32
-    if view.device != CPU or view.external:
-        table.extra = fb.ExtraTensorInfoT()
-        table.extra.name = view.external or None
-        table.extra.location = fb.TensorLocation.EXTERNAL if view.external else fb.TensorLocation.SEGMENT
-        table.extra.deviceType, table.extra.deviceIndex = DEVICE_TYPES[view.device.kind], view.device.index
     return table
 
 

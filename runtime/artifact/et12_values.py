@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..dtypes import DType
 from ..expr import Expr
-from ..program import Argument, Device, Method, Ref
+from ..program import CPU, Argument, Device, Method, Ref
 from .generated import program_generated as fb
-from .views import upper_bound
+from .portable import InMemoryOrder, in_memory_order
+from .views import TensorView, upper_bound
+
+DEVICE_TYPES = {"cpu": fb.DeviceType.CPU, "cuda": fb.DeviceType.CUDA}
 
 ENUM_WORDS = {
     "torch.contiguous_format": 0, "torch.preserve_format": 1, "torch.channels_last": 2,
@@ -18,13 +23,17 @@ ENUM_WORDS = {
 class Values:
     """The list under construction, literals shared. Sizes that depend on symbols stand at their bounds."""
 
-    def __init__(self, method: Method, tensors: list[fb.EValueT]) -> None:
-        self.method, self.tables = method, tensors
+    def __init__(self, method: Method, views: Mapping[str, TensorView]) -> None:
+        self.method, self.views = method, views
+        self.tables = [evalue(fb.Content.Tensor, _tensor(views[value.name])) for value in method.values]
         self.numbers = {value.name: index for index, value in enumerate(method.values)}
         self.literals: dict[tuple[str, str], int] = {}
 
-    def argument(self, value: Argument) -> int:
-        """The index of an argument's value; literals are added."""
+    def argument(self, value: Argument | InMemoryOrder) -> int:
+        """The index of an argument's value; literals and other windows onto values are added."""
+        if isinstance(value, InMemoryOrder):
+            view = _tensor(in_memory_order(self.views[value.name]))
+            return self.add("window", value.name, evalue(fb.Content.Tensor, view))
         return self.numbers[value.name] if isinstance(value, Ref) else self.literal(value)
 
     def literal(self, value: Argument) -> int:
@@ -93,4 +102,21 @@ def evalue(tag: int, content: object) -> fb.EValueT:
     """A value with its tag."""
     table = fb.EValueT()
     table.contentType, table.content = tag, content  # type: ignore[assignment]  # the tag's own type
+    return table
+
+
+def _tensor(view: TensorView) -> fb.TensorT:
+    table = fb.TensorT()
+    table.scalarType, table.sizes, table.dimOrder = view.scalar_type, list(view.sizes), list(view.dim_order)
+    table.dataIndex = view.data_index
+    table.dynamism = fb.ShapeDynamism.BOUNDED if view.is_dynamic else fb.ShapeDynamism.STATIC
+    if view.allocation is not None:
+        table.allocation = fb.AllocationT()
+        table.allocation.memoryId, offset = view.allocation
+        table.allocation.offsetLow, table.allocation.offsetHigh = offset & 0xFFFFFFFF, offset >> 32
+    if view.device != CPU or view.external:
+        table.extra = fb.ExtraTensorInfoT()
+        table.extra.name = view.external or None
+        table.extra.location = fb.TensorLocation.EXTERNAL if view.external else fb.TensorLocation.SEGMENT
+        table.extra.deviceType, table.extra.deviceIndex = DEVICE_TYPES[view.device.kind], view.device.index
     return table

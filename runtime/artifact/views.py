@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import ArtifactError
 from ..expr import Expr, Size, evaluate
-from ..program import Constant, Device, Method, MethodPlan, Program, Role, Storage, Value
+from ..program import Device, Method, MethodPlan, Program, Role, Storage, Value
 from .layout import Blob
 
 
@@ -123,12 +123,6 @@ def is_dense(sizes: Sequence[int], strides: Sequence[int], order: Sequence[int])
     return True
 
 
-def is_contiguous(value: Value, bounds: Mapping[str, int]) -> bool:
-    """Whether the value is laid out row by row without gaps."""
-    sizes = [evaluate(size, bounds) for size in value.shape]
-    return is_dense(sizes, [evaluate(stride, bounds) for stride in value.strides], range(len(sizes)))
-
-
 def buffers(planned_methods: Sequence[MethodPlan], plan: MethodPlan | None) -> list[tuple[int, Device]]:
     """ET12's buffer list of a method, the reserved element 0 included: (bytes, device) by memory id."""
     if plan is None or not plan.arenas:
@@ -145,8 +139,3 @@ def buffers(planned_methods: Sequence[MethodPlan], plan: MethodPlan | None) -> l
 def upper_bound(size: Size, method: Method) -> int:
     """A size at the declared bound of every symbol."""
     return evaluate(size, {symbol.name: symbol.upper for symbol in method.symbols})
-
-
-def named(constants: Sequence[Constant]) -> dict[str, Constant]:
-    """Constants by name."""
-    return {constant.name: constant for constant in constants}

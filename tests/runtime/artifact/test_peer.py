@@ -324,3 +324,48 @@ def test_the_runtime_takes_dynamic_shapes(rows: int, peer: Peer, tmp_path: Path)
     data = np.random.default_rng(3).standard_normal((rows, 4)).astype(np.float32)
     (y,) = peer.run(path, {"x": data})
     np.testing.assert_array_equal(y, np.maximum(data, 0))
+
+
+def test_the_runtime_takes_permuted_views_in_their_portable_form(peer: Peer, tmp_path: Path) -> None:
+    """`x @ w.T + b` with a transposed window onto the weight, and a copy of a permuted view."""
+    generator = np.random.default_rng(4)
+    weight, bias = generator.standard_normal((8, 16)), generator.standard_normal(8)
+    host = Host()
+    x = host.input("x", (4, 16))
+    w, b = host.constant("weight", weight), host.constant("bias", bias)
+    host.values.append(Value("turned", f"s_{w}", DType.FLOAT32, (16, 8), (1, 16)))
+    host.call("aten::addmm.out", (Ref(b), Ref(x), Ref("turned"), 1, 1), host.value("h", (4, 8)))
+    host.values.append(Value("across", "s_h", DType.FLOAT32, (8, 2, 2), (1, 8, 16)))
+    host.call(
+        "aten::clone.out",
+        (Ref("across"), "torch.contiguous_format"),
+        host.value("y", (8, 2, 2), role=Role.OUTPUT),
+    )
+    host.output("y")
+    path = host.write(tmp_path / "m.pte").path
+    assert_agreement(peer, path)
+    assert peer.view(path)["plans"][0]["operators"] == ["aten::linear.out", "aten::permute_copy.out"]
+    data = generator.standard_normal((4, 16)).astype(np.float32)
+    (y,) = peer.run(path, {"x": data})
+    h = data @ weight.T.astype(np.float32) + bias.astype(np.float32)
+    np.testing.assert_allclose(y, h.reshape(2, 2, 8).transpose(2, 1, 0), atol=1e-5)
+
+
+def test_the_runtime_executes_an_exported_model(peer: Peer, tmp_path: Path) -> None:
+    """Convolution, batch norm, pooling, a permuted copy and a linear layer, exported for the cpu."""
+    torch = pytest.importorskip("torch")
+    from devplan.passes.api import export
+
+    class Permute(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.permute(0, 2, 3, 1).reshape(x.shape[0], -1)
+
+    torch.manual_seed(0)
+    nn = torch.nn
+    body = (nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(8), nn.MaxPool2d(2), Permute())
+    model = nn.Sequential(*body, nn.Linear(128, 10), nn.Sigmoid()).eval()
+    x = torch.randn(2, 3, 8, 8)
+    path = export(model, (x,), device="cpu").write(tmp_path / "m.pte")
+    assert_agreement(peer, path)
+    (y,) = peer.run(path, {"x": x.numpy()})
+    np.testing.assert_allclose(y, model(x).detach().numpy(), atol=1e-5)
