@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ _FORMAT = "devplan tuning 1"
 _LIBRARIES = {"matmul": "cublaslt", "convolution": "cudnn"}
 """The functions that are tuned, and who computes them."""
 _CALLS_PER_RUN, _RUNS = 16, 7
+_SECONDS_PER_CALL = 2.0
+"""No more algorithms of a call are made ready after this: some of cuDNN's are compiled first."""
 _WORTH_IT = 0.98
 """An algorithm must take at most this share of the library's choice to replace it: below is noise."""
 
@@ -143,7 +146,10 @@ def _tunable(method: LoadedMethod) -> Iterator[LibraryCall]:
 def _measure(backend: CudaBackend, call: LibraryCall, operands: Mapping[str, Operand], key: str) -> Finding:
     library = backend.library(_LIBRARIES[call.function])
     steps: dict[int | None, Step] = {None: library.bind(call, operands)}
+    begun = time.monotonic()
     for index in range(library.algorithms(call, operands)):
+        if time.monotonic() - begun > _SECONDS_PER_CALL:
+            break
         with contextlib.suppress(DevplanError):  # offered, but not for this workspace or precision
             steps[index] = library.bind(call, operands, index)
     runs = backend.timeline([[step] * _CALLS_PER_RUN for step in steps.values()], _RUNS)
