@@ -10,15 +10,12 @@ import numpy as np
 from ..errors import ArtifactError
 from ..host import Array
 from . import language as tl
-from . import types
+from . import reductions, statistics, types
 from .access import load
-from .functions import unary
 from .grids import exclusive_scan_decoupled_lookback, exclusive_scan_decoupled_lookback_64, x_grid_barrier
 from .philox import normal4, philox, to_uniform
 from .tensor import Tensor, as_tensor, binary, quotient, remainder
 from .types import FLOAT32, INT1, INT64
-
-_exp = unary(np.exp)
 
 
 def promote_to_tensor(x: Any) -> Tensor:
@@ -38,22 +35,22 @@ def minimum(left: Any, right: Any) -> Tensor:
 
 def max2(tensor: Tensor, dim: int) -> Tensor:
     """The largest over an axis; NaN wins."""
-    return tl.reduce_with(np.max, tensor, dim, False, tensor.dtype)
+    return reductions.reduce_with(np.max, tensor, dim, False, tensor.dtype)
 
 
 def min2(tensor: Tensor, dim: int) -> Tensor:
     """The smallest over an axis; NaN wins."""
-    return tl.reduce_with(np.min, tensor, dim, False, tensor.dtype)
+    return reductions.reduce_with(np.min, tensor, dim, False, tensor.dtype)
 
 
 def prod(tensor: Tensor, axis: int) -> Tensor:
     """The product over an axis."""
-    return tl.reduce_with(np.prod, tensor, axis, False, tensor.dtype)
+    return reductions.reduce_with(np.prod, tensor, axis, False, tensor.dtype)
 
 
 def any_true(tensor: Tensor, dim: int) -> Tensor:
     """Or over an axis."""
-    return tl.reduce_with(np.bitwise_or.reduce, tensor, dim, False, tensor.dtype)
+    return reductions.reduce_with(np.bitwise_or.reduce, tensor, dim, False, tensor.dtype)
 
 
 def _better(value: Array, index: Array, other: Array, other_index: Array, sign: int) -> Array:
@@ -82,76 +79,19 @@ minimum_with_index = _pairwise(-1)
 
 def max_with_index(value: Tensor, index: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The largest with its index: NaN wins, then the lowest index."""
-    made: tuple[Tensor, Tensor] = tl.reduce(tl.broadcast(value, index), dim, maximum_with_index)
+    made: tuple[Tensor, Tensor] = reductions.reduce(tl.broadcast(value, index), dim, maximum_with_index)
     return made
 
 
 def min_with_index(value: Tensor, index: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The smallest with its index: NaN wins, then the lowest index."""
-    made: tuple[Tensor, Tensor] = tl.reduce(tl.broadcast(value, index), dim, minimum_with_index)
+    made: tuple[Tensor, Tensor] = reductions.reduce(tl.broadcast(value, index), dim, minimum_with_index)
     return made
 
 
 def exp(x: Any, use_fast_math: bool = False) -> Tensor:
     """The exponential."""
-    return _exp(x)
-
-
-def online_softmax_reduce(
-    lhs_max: Tensor, lhs_sum: Tensor, dim: int, use_fast_math: bool
-) -> tuple[Tensor, Tensor]:
-    """Maximum and sum of exponentials over an axis."""
-    top = max2(lhs_max, dim)
-    wide = tl.expand_dims(top, dim)
-    delta = tl.where(wide == float("-inf"), 0, lhs_max - wide)
-    return top, tl.total(lhs_sum * _exp(delta), dim)
-
-
-def online_softmax_combine(
-    lhs_max: Tensor, lhs_sum: Tensor, rhs_max: Tensor, use_fast_math: bool
-) -> tuple[Tensor, Tensor]:
-    """Take the next block of data into the running maximum and sum."""
-    return online_softmax_combine_with_sum(lhs_max, lhs_sum, rhs_max, as_tensor(1.0), use_fast_math)
-
-
-def online_softmax_combine_with_sum(
-    lhs_max: Tensor, lhs_sum: Tensor, rhs_max: Tensor, rhs_sum: Tensor, use_fast_math: bool
-) -> tuple[Tensor, Tensor]:
-    """Join two running maxima and sums."""
-    top = maximum(lhs_max, rhs_max)
-    empty = top == float("-inf")
-    left = tl.where(empty, 1.0, _exp(lhs_max - top))
-    right = tl.where(empty, 1.0, _exp(rhs_max - top))
-    return top, lhs_sum * left + rhs_sum * right
-
-
-def welford_reduce(
-    value: Tensor, mean: Tensor, m2: Tensor, weight: Tensor, first_iteration: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Take one more value per lane into mean, sum of squared deviations, and weight (Welford)."""
-    if first_iteration:
-        return value, tl.zeros_like(m2), tl.full(list(weight.shape), 1, weight.dtype)
-    delta = value - mean
-    count = weight + 1
-    mean = mean + delta / count
-    return mean, m2 + delta * (value - mean), count
-
-
-def welford_combine(
-    mean_1: Tensor, m2_1: Tensor, weight_1: Tensor, mean_2: Tensor, m2_2: Tensor, weight_2: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Join two sets of values (Chan, Golub and LeVeque)."""
-    delta = tl.where(mean_1 == mean_2, 0.0, mean_2 - mean_1)
-    weight = weight_1 + weight_2
-    share = tl.where(weight == 0.0, 0.0, weight_2 / weight)
-    return mean_1 + delta * share, m2_1 + m2_2 + delta * delta * weight_1 * share, weight
-
-
-def welford(mean: Tensor, m2: Tensor, weight: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Join all lanes along an axis."""
-    (mean, m2), (_, weight) = tl.broadcast(mean, m2), tl.broadcast(mean, weight)
-    made: tuple[Tensor, Tensor, Tensor] = tl.reduce((mean, m2, weight), dim, welford_combine)
-    return made
+    return statistics.exp(x)
 
 
 def div_floor_integer(left: Any, right: Any) -> Tensor:
@@ -280,7 +220,7 @@ def randint64(seed: Any, offset: Any, low: Any, high: Any) -> Tensor:
 def select_one(x: Tensor, mask: Tensor, dim: int, keep_dims: bool = False) -> Tensor:
     """The one element of an axis that the mask marks."""
     kept = Tensor(np.where(mask.data != 0, x.data, np.zeros((), x.data.dtype)), x.dtype)
-    return tl.reduce_with(np.sum, kept, dim, keep_dims, x.dtype)
+    return reductions.reduce_with(np.sum, kept, dim, keep_dims, x.dtype)
 
 
 def if_mask(mask: Any, value: Any) -> Any:
@@ -320,9 +260,10 @@ def unsupported(name: str) -> Any:
 def namespace() -> SimpleNamespace:
     """All of them."""
     names = (
-        promote_to_tensor, maximum, minimum, max2, min2, prod,
-        max_with_index, min_with_index, exp, online_softmax_reduce, online_softmax_combine,
-        online_softmax_combine_with_sum, welford_reduce, welford_combine, welford, div_floor_integer,
+        promote_to_tensor, maximum, minimum, max2, min2, prod, max_with_index, min_with_index, exp,
+        statistics.online_softmax_reduce, statistics.online_softmax_combine,
+        statistics.online_softmax_combine_with_sum, statistics.welford_reduce, statistics.welford_combine,
+        statistics.welford, div_floor_integer,
         remainder_integer, pow_integer, is_floating, device_assert_then, frexp, sort_with_index,
         bucketize_binary_search, rand4x, randn4x, randint64,
         x_grid_barrier, exclusive_scan_decoupled_lookback, exclusive_scan_decoupled_lookback_64, select_one,

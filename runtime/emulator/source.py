@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import ArtifactError
-from . import access, assembly, functions, grids, helpers, language, philox, types
+from . import access, assembly, functions, grids, helpers, language, philox, reductions, types
 from .tensor import Tensor, as_tensor
 
 _NODES = (
@@ -184,9 +184,11 @@ def _strip_annotations(tree: ast.Module) -> None:
 _LANGUAGE = (
     "program_id", "num_programs", "constexpr", "arange", "full", "zeros", "zeros_like", "broadcast_to",
     "broadcast", "reshape", "ravel", "expand_dims", "trans", "cat", "join", "interleave", "split", "flip",
-    "where", "cdiv", "clamp", "maximum", "minimum", "argmax", "argmin", "xor_sum", "reduce_or", "reduce",
-    "associative_scan", "cumsum", "cumprod", "softmax", "sort", "gather", "histogram", "dot", "static_assert",
+    "where", "cdiv", "clamp", "maximum", "minimum", "sort", "gather", "histogram", "dot", "static_assert",
     "device_assert", "static_range",
+)  # fmt: skip
+_REDUCTIONS = (
+    "argmax", "argmin", "xor_sum", "reduce_or", "reduce", "associative_scan", "cumsum", "cumprod", "softmax",
 )  # fmt: skip
 _MEMORY = (
     "load", "store", "atomic_add", "atomic_max", "atomic_min", "atomic_and", "atomic_or", "atomic_xor",
@@ -199,9 +201,10 @@ def names_for_kernels() -> dict[str, Any]:
     """The global names of interpreted kernels."""
     tl: dict[str, Any] = {name: getattr(language, name) for name in _LANGUAGE}
     tl |= {name: getattr(access, name) for name in _MEMORY}
+    tl |= {name: getattr(reductions, name) for name in _REDUCTIONS}
     tl |= {each.name: each for each in types.ALL}
     tl |= {
-        "sum": language.total, "max": language.largest, "min": language.smallest,
+        "sum": reductions.total, "max": reductions.largest, "min": reductions.smallest,
         "float16": types.FLOAT16, "float32": types.FLOAT32, "float64": types.FLOAT64,
         "bfloat16": types.BFLOAT16, "float8e5": types.FLOAT8E5, "float8e4nv": types.FLOAT8E4NV,
         "range": language.static_range, "view": language.reshape, "permute": language.trans,

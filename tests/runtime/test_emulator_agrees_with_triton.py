@@ -90,7 +90,7 @@ def ours(operation: str, left: str, right: str) -> tuple[str, list[float]]:
 
     scope = {"x": given([7, 3, 0, 5, 2, 1, 9, 4], left), "y": given([2, 3, 1, 4, 7, 5, 3, 6], right)}
     with np.errstate(all="ignore"):
-        made = eval(operation, dict(names), scope)  # noqa: S307 (the list above)
+        made = eval(operation, dict(names), scope)
         wide = np.broadcast_to(made.to(types.FLOAT64).data.reshape(1, -1), (1, 8))
     return str(made.dtype), wide[0].tolist()
 
