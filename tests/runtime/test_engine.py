@@ -634,3 +634,136 @@ def test_values_must_stay_in_their_storage(program: Any) -> None:
     loaded, _ = load(program)
     with pytest.raises(PlanError, match="value `tail` leaves storage `x_device` of 16 bytes"):
         loaded.method().prepare()
+
+
+def counting_loop(program: Any) -> Any:
+    """while flag: total += x; flag = total < limit (flag on the host, sums on the device)."""
+    method = program.method()
+    x = method.input("x")  # 0
+    total = method.tensor("total")
+    method.tensor("flag_device", (), DType.BOOL)
+    flag = method.tensor("flag", (), DType.BOOL, CPU)
+    method.launch("clear", [x], [total])  # 1
+    method.launch("add", [x, total], [total])  # 2
+    method.launch("below", [total], ["flag_device"])  # 3
+    method.copy("flag_device", flag, CopyKind.D2H)  # 4
+    method.jump(7, flag)  # 5
+    method.jump(2)  # 6
+    method.output("y", total)  # 7
+    for name in ("clear", "add", "below"):
+        program.kernel(name)
+    return {
+        "clear": elementwise(np.zeros_like, "x_device", "total"),
+        "add": elementwise(lambda x, total: x + total, "x_device", "total", "total"),
+        "below": elementwise(lambda total: total[0] < 10, "total", "flag_device"),
+    }
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_loops(program: Any, static: bool) -> None:
+    loaded, fake = load(program, counting_loop(program), static=static)
+    before = fake.blocks.count
+    for step, expected in ((3, 12), (1, 10), (20, 20)):
+        y = loaded.method()(np.full(4, step, np.float32))["y"]
+        np.testing.assert_array_equal(y, expected)
+    assert loaded.copies.counts[CopyKind.D2H] == 3 + (4 + 10 + 1)
+    assert fake.blocks.count == before
+
+
+def test_inputs_on_the_device_arena_are_uploaded(program: Any) -> None:
+    """A plan may keep an input in a device's arena without a copy instruction."""
+    method = program.method()
+    method.tensor("x", role=Role.INPUT)
+    method.inputs.append(Port("x", "x"))
+    method.output("y", "x")
+    loaded, _ = load(program)
+    x = np.arange(8, dtype=np.float32)[::2]
+    np.testing.assert_array_equal(loaded.method()(x)["y"], x)
+
+
+def test_planned_device_outputs_are_copied_for_the_caller(program: Any) -> None:
+    method = program.method()
+    x = method.input("x")
+    y = method.tensor("y", role=Role.OUTPUT)
+    method.launch("double", [x], [y])
+    method.outputs.append(Port("y", y))
+    program.kernel("double")
+    loaded, _ = load(program, DOUBLE)
+    first = loaded.method()(np.ones(4, np.float32))["y"]
+    borrowed = loaded.method()(np.zeros(4, np.float32), borrow=True)["y"]
+    np.testing.assert_array_equal(first.numpy(), 2)
+    np.testing.assert_array_equal(borrowed.numpy(), 0)
+    np.testing.assert_array_equal(borrowed.device_array().numpy(), 0)
+    loaded.method()(np.ones(4, np.float32))
+    with pytest.raises(ExecutionError, match="used too late"):
+        borrowed.device_array()
+
+
+def test_outputs_that_are_state(program: Any) -> None:
+    method = program.method()
+    x = method.input("x", to=CPU)
+    total = program.variable(method, "total", (4,), device=CPU)
+    method.copy(x, total, CopyKind.LOCAL)
+    method.outputs.append(Port("y", total, ("state", "total")))
+    loaded, _ = load(program)
+    first = loaded.method()(np.ones(4, np.float32))["y"]
+    loaded.method()(np.zeros(4, np.float32))
+    np.testing.assert_array_equal(first, 1)
+    np.testing.assert_array_equal(loaded.state.get("total"), 0)
+    assert loaded.method().no_graph_reason == "nothing runs on a device"
+
+
+def test_interrupted_calls_leave_state_unknown(program: Any) -> None:
+    def interrupted(operands: Mapping[str, Operand]) -> None:
+        raise KeyboardInterrupt
+
+    counter(program)
+    loaded, _ = load(program, {"add": interrupted})
+    with pytest.raises(KeyboardInterrupt):
+        loaded.method()(np.ones(4, np.float32))
+    with pytest.raises(ExecutionError, match="state `total` is undefined"):
+        loaded.method()(np.ones(4, np.float32))
+    assert loaded.state.unknown == ("total",)
+    loaded.state.set("total", np.zeros(4, np.float32))
+    assert loaded.state.unknown == ()
+
+
+def test_a_failure_to_bind_changes_nothing(program: Any) -> None:
+    failing = [True]
+    loaded, _ = load(program, counter(program), fail=lambda line: line.startswith("bind") and failing[0])
+    with pytest.raises(ExecutionError, match="on purpose"):
+        loaded.method()(np.ones(4, np.float32))
+    failing[0] = False
+    assert loaded.method()(np.ones(4, np.float32))["y"][0] == 1
+
+
+def test_state_of_bfloat16_is_saved_and_loaded(program: Any, tmp_path: Any) -> None:
+    method = program.method()
+    program.variable(method, "cache", (2, 2), DType.BFLOAT16)
+    loaded, _ = load(program)
+    loaded.state.set("cache", HostTensor.from_float32([[1, 2], [3, 4.5]], DType.BFLOAT16))
+    loaded.state.save(tmp_path / "state.npz")
+    loaded.state.reset()
+    np.testing.assert_array_equal(np.asarray(loaded.state.get("cache")), 0)
+    loaded.state.load(tmp_path / "state.npz")
+    np.testing.assert_array_equal(np.asarray(loaded.state.get("cache")), [[1, 2], [3, 4.5]])
+    np.savez(tmp_path / "other.npz", wrong=np.zeros(3))
+    with pytest.raises(UsageError, match="does not hold this program's state"):
+        loaded.state.load(tmp_path / "other.npz")
+    with pytest.raises(UsageError, match="cannot read state"):
+        loaded.state.load(tmp_path / "missing.npz")
+
+
+def test_methods_keep_their_program_alive(doubler: Any) -> None:
+    def method() -> Any:
+        return load(doubler, DOUBLE)[0].method()
+
+    np.testing.assert_array_equal(method()(np.ones(4, np.float32))["y"], 2)
+
+
+def test_a_dropped_program_gives_its_memory_back_at_once(doubler: Any) -> None:
+    loaded, fake = load(doubler, DOUBLE)
+    loaded.method()(np.ones(4, np.float32))
+    del loaded
+    assert fake.blocks.count == 0
+    assert fake.closed
