@@ -13,7 +13,7 @@ from ..runtime.program import Kernel, Method, PlannedProgram, Program, Role
 from .base import Stage
 from .compile_kernels import compile_kernels
 from .contents import Contents, declare, name_contents
-from .exported import ExportedMethod, analyse, cast_methods, export_method, to_placed
+from .exported import ExportedMethod, analyse, cast_methods, export_method
 from .lower import LoweredMethod, lower_method
 from .options import ExportOptions, Progress, silent
 from .pipeline import Observer, build_pipeline, run_stage
@@ -22,6 +22,7 @@ from .source import ModelSource
 from .supported import supports
 from .tape import KernelSpec
 from .targets import lowest
+from .to_placed import to_placed
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""A method through `torch.export`, and the graph of it as a `PlacedGraph` that nobody placed yet."""
+"""A method through `torch.export`, taken apart."""
 
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,10 @@ import torch.utils._pytree as pytree
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ..runtime.errors import DevplanError, UnsupportedOperatorError
-from ..runtime.program import Argument, SourceLocation, Symbol
+from ..runtime.program import Argument, Symbol
+from .control_flow import name_apart
 from .lifted_tensors import merge_lifted_tensors
-from .origins import module_path, source_line
-from .placed import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
-from .sizes import bound_of, to_dtype, to_size
+from .sizes import bound_of
 from .source import MethodSource
 
 if TYPE_CHECKING:
@@ -161,6 +159,7 @@ def analyse(method: MethodSource, exported: torch.export.ExportedProgram) -> Exp
     """Take an exported program apart: inputs, contents, state, symbols."""
     signature = exported.graph_signature
     graph = exported.graph_module
+    name_apart(graph)
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     names = _input_names(method, exported)
     contents: dict[str, str] = {}
@@ -318,88 +317,3 @@ def _symbols(
                         )
                     found[name] = Symbol(name, lower, upper, spec.name, dimension)
     return tuple(found.values())
-
-
-# --- the graph as plain data --------------------------------------------------------------------------
-
-_VIEWS = {
-    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "slice",
-    "select", "alias", "detach", "as_strided", "diagonal", "split", "split_with_sizes", "chunk", "unbind",
-    "unfold", "flatten", "unflatten", "narrow", "view_as", "expand_as", "numpy_T", "mT", "movedim",
-    "swapaxes",
-}  # fmt: skip
-
-
-def to_placed(method: ExportedMethod) -> PlacedGraph:
-    """The exported graph without torch: what the placement and copy passes work on."""
-    nodes: list[Node] = []
-    known: set[str] = set()
-    inputs = {spec.node: spec for spec in method.inputs}
-    for node in method.graph.graph.nodes:
-        if node.op == "placeholder":
-            made = _placeholder(method, node, inputs)
-        elif node.op == "call_function" and _is_tensor_node(node):
-            made = _call(node, known)
-        else:
-            made = None
-        if made is not None:
-            nodes.append(made)
-            known.add(node.name)
-    outputs = tuple(GraphOutput(spec.name, spec.node) for spec in method.outputs)
-    return PlacedGraph(method.name, tuple(nodes), outputs, method.updates, method.symbols)
-
-
-def tensor_type(value: Any) -> TensorType | None:
-    """The type of a fake tensor; None for anything else."""
-    if not isinstance(value, torch.Tensor):
-        return None
-    shape = tuple(to_size(s) for s in value.shape)
-    most = 1
-    for extent in value.shape:
-        most *= bound_of(None, extent)[1] or 1 if isinstance(extent, torch.SymInt) else int(extent)
-    return TensorType(to_dtype(value.dtype), shape, most * value.dtype.itemsize)
-
-
-def _is_tensor_node(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return True
-    return isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
-
-
-def _placeholder(method: ExportedMethod, node: torch.fx.Node, inputs: Mapping[str, InputSpec]) -> Node | None:
-    kind = tensor_type(node.meta.get("val"))
-    if node.name in method.contents:
-        content = method.contents[node.name]
-        role = NodeKind.STATE if content in method.state else NodeKind.CONSTANT
-        return Node(node.name, role, type=kind, content=content)
-    if kind is None:
-        return None
-    return Node(node.name, NodeKind.INPUT, type=kind, content=inputs[node.name].name)
-
-
-def _call(node: torch.fx.Node, known: set[str]) -> Node:
-    operands = tuple(dict.fromkeys(n.name for n in node.all_input_nodes if n.name in known))
-    origin = SourceLocation(module_path(node), str(node.target), *(source_line(node) or ("", 0)))
-    kind = tensor_type(node.meta.get("val"))
-    if node.target is operator.getitem:
-        index = node.args[1]
-        assert isinstance(index, int)
-        return Node(node.name, NodeKind.ELEMENT, operands=operands, type=kind, origin=origin, index=index)
-    name = str(node.target)
-    is_view = name.startswith("aten.") and name.split(".")[1] in _VIEWS and _stays_in_place(node)
-    return Node(
-        node.name, NodeKind.CALL, operator=name, operands=operands, type=kind, is_view=is_view, origin=origin
-    )
-
-
-def _stays_in_place(node: torch.fx.Node) -> bool:
-    """Whether a view operator really is one: ``reshape`` copies when the strides demand it."""
-    value, base = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
-    if isinstance(value, list | tuple):
-        return True
-    if not isinstance(value, torch.Tensor) or not isinstance(base, torch.Tensor):
-        return False
-    if str(node.target).startswith(("aten.reshape", "aten.flatten")):
-        return bool(base.is_contiguous())
-    return True

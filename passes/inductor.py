@@ -20,6 +20,7 @@ import torch._dynamo.device_interface as device_interface
 import torch._inductor.config as inductor_config
 import torch._inductor.fx_passes.misc_patterns as misc_patterns
 import torch._inductor.runtime.triton_helpers as triton_helpers
+import torch.utils._triton
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import compile_fx, ir
 from torch._inductor import lowering as inductor_lowering
@@ -179,11 +180,20 @@ def described_target(target: Target) -> Iterator[None]:
             stack.enter_context(inductor_config.patch(known))
             driver.set_active(_TargetDriver(target))  # pyright: ignore
             init_backend_registration()
+            _forget_triton()  # tracing a condition or loop before has asked without a GPU
             yield
     finally:
+        _forget_triton()
         table.clear()
         table.update(saved)
         driver._active = was_active
+
+
+def _forget_triton() -> None:
+    """Clear what torch remembers of whether Triton works here."""
+    for value in vars(torch.utils._triton).values():
+        if callable(value) and hasattr(value, "cache_clear"):
+            value.cache_clear()
 
 
 def _has_option(key: str) -> bool:

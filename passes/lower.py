@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from functools import partial
+from itertools import groupby, zip_longest
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from ..runtime.program import CPU, Copy, CopyKind, Device, Method, Port, Region,
 from .builder import MethodBuilder, contiguous_strides, is_dense, product, scaled
 from .compile_kernels import canonical
 from .contents import Contents, dense_strides
+from .control_flow import all_nodes
 from .decompositions import replacements
 from .exported import ExportedMethod
 from .fuse_convolutions import fuse_convolutions
+from .lower_control_flow import ControlFlowLowering
 from .lower_host import HostLowering
 from .lower_region import TapeLowering, local_copy
 from .placed import Node, NodeKind, PlacedGraph
@@ -63,34 +66,50 @@ class _MethodLowering:
         self._contents = contents
         self._allow_tf32 = allow_tf32
         self._builder = MethodBuilder(placed.name, placed.symbols)
-        self._nodes = {node.name: node for node in placed.nodes}
-        self._fx = {n.name: n for n in exported.graph.graph.nodes}
+        self._nodes = {node.name: node for node in _flat(placed)}
+        self._fx = {n.name: n for n in all_nodes(exported.graph)}
         self._kernels: dict[str, KernelSpec] = {}
         self._value_of: dict[str, str] = {}
         self._readers = _readers(placed)
-        self._order = {node.name: index for index, node in enumerate(placed.nodes)}
+        self._order = {name: index for index, name in enumerate(self._nodes)}
         self._updated: set[str] = set()
 
     def run(self, report: Callable[[int, int], None]) -> LoweredMethod:
-        members: dict[int, list[Node]] = {}
-        for node in self._placed.nodes:
-            if node.region >= 0:
-                members.setdefault(node.region, []).append(node)
+        count = len({node.region for node in self._nodes.values() if node.region >= 0})
         self._declare_inputs()
-        done: set[int] = set()
-        for node in self._placed.nodes:
-            if node.kind is NodeKind.COPY:
-                self._copy(node)
-            elif node.kind in (NodeKind.CONSTANT, NodeKind.STATE):
-                self._content(node)
-            elif node.region >= 0 and node.region not in done:
-                done.add(node.region)
-                self._region(members[node.region])
-                report(len(done), len(members))
+        self._emit(self._placed.nodes, lambda: report(len(self._builder.regions), count))
         self._remaining_updates()
         self._declare_outputs()
         method = self._builder.finish(self._exported.input_tree, self._exported.output_tree)
         return LoweredMethod(method, tuple(self._kernels.values()))
+
+    def _emit(self, nodes: Sequence[Node], report: Callable[[], None]) -> None:
+        """Lower nodes in order: those of one region, which stand together, at once."""
+        for region, group in groupby(nodes, key=lambda node: node.region):
+            members = list(group)
+            if region >= 0:
+                self._region(members)
+                report()
+                continue
+            for node in members:
+                if node.kind is NodeKind.COPY:
+                    self._copy(node)
+                elif node.kind in (NodeKind.CONSTANT, NodeKind.STATE):
+                    self._content(node)
+                elif node.branches:
+                    self._control_flow(node, report)
+
+    def _control_flow(self, node: Node, report: Callable[[], None]) -> None:
+        elements: dict[int, list[Node]] = {}
+        for each in self._nodes.values():
+            if each.kind is NodeKind.ELEMENT and each.operands[0] == node.name:
+                elements.setdefault(each.index, []).append(each)
+
+        def like(template: Node) -> Value:
+            return self._like(template, template.name, Role.TEMPORARY, _device(template))
+
+        emit = partial(self._emit, report=report)
+        ControlFlowLowering(self._builder, self._value_of, emit, like).lower(node, elements)
 
     # --- ports and contents ---------------------------------------------------------------------------
 
@@ -344,12 +363,22 @@ def _copy_kind(source: Device, destination: Device) -> CopyKind:
     return CopyKind.D2H if destination == CPU else CopyKind.D2D
 
 
+def _flat(graph: PlacedGraph) -> Iterator[Node]:
+    """The nodes of a graph and of the bodies of its control flow."""
+    for node in graph.nodes:
+        yield node
+        for body in node.branches:
+            yield from _flat(body)
+
+
 def _readers(graph: PlacedGraph) -> dict[str, set[str]]:
-    """Node -> who reads it; an empty name stands for the method's end (outputs and updates)."""
+    """Node -> who reads it; an empty name stands for the end of the method or body (outputs and updates)."""
     found: dict[str, set[str]] = {}
     for node in graph.nodes:
         for name in node.operands:
             found.setdefault(name, set()).add(node.name)
+        for body in node.branches:
+            found.update(_readers(body))
     for output in graph.outputs:
         found.setdefault(output.node, set()).add("")
     for target, source in graph.updates:

@@ -10,7 +10,20 @@ from typing import ClassVar
 from ..planner.liveness import accesses
 from ..planner.problem import align
 from ..runtime.dtypes import DType
-from ..runtime.program import CPU, Copy, CopyKind, Device, Method, Port, Program, Role, Storage, Value
+from ..runtime.program import (
+    CPU,
+    Copy,
+    CopyKind,
+    Device,
+    Instruction,
+    Jump,
+    Method,
+    Port,
+    Program,
+    Role,
+    Storage,
+    Value,
+)
 from .base import Pass, PassResult, Stage
 from .schedule_copies import peaks
 
@@ -149,12 +162,20 @@ def _merge(method: Method, copies: Sequence[Copy]) -> Method:
         Value(target, target, DType.UINT8, (total,), (1,)),
     ]
     merged = Copy(CopyKind.H2D, host, target, _reason(method, copies))
+    gone = {i for i, each in enumerate(method.instructions) if any(each is copy for copy in copies[1:])}
     instructions = [
-        merged if each is copies[0] else each
-        for each in method.instructions
-        if each is copies[0] or not any(each is copy for copy in copies)
+        merged if each is copies[0] else _retargeted(each, gone)
+        for i, each in enumerate(method.instructions)
+        if i not in gone
     ]
     return replace(method, storages=tuple(storages), values=tuple(values), instructions=tuple(instructions))
+
+
+def _retargeted(instruction: Instruction, gone: set[int]) -> Instruction:
+    """A jump goes to where its target is now that earlier instructions are gone."""
+    if not isinstance(instruction, Jump):
+        return instruction
+    return replace(instruction, target=instruction.target - sum(i < instruction.target for i in gone))
 
 
 def _moved(value: Value, moved: Mapping[str, str], offsets: Mapping[str, int]) -> Value:

@@ -40,7 +40,8 @@ def module_path(node: Any) -> str:
 
 def source_line(node: Any) -> tuple[str, int] | None:
     """File name (without folders) and line of the innermost frame that is not torch's own."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    found = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [(file, line) for file, line in found if not file.startswith("<")]  # code made by torch
     for file, line in reversed(frames):
         if "/torch/" not in file.replace("\\", "/"):
             return PurePath(file).name, int(line)

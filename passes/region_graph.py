@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .control_flow import all_nodes
 from .exported import ExportedMethod
 from .placed import Node
 
@@ -67,7 +68,7 @@ class _Extraction:
         self.graph = torch.fx.Graph()
         self.env: dict[str, torch.fx.Node] = {}
         self.symbol_values: list[Any] = []
-        self._source = {n.name: n for n in method.graph.graph.nodes}
+        self._source = {n.name: n for n in all_nodes(method.graph)}
         self._tensors = {name for name, n in self._source.items() if _has_tensor(n)}
         self._symbols: dict[str, torch.fx.Node] = {}
         self._device = device
