@@ -100,6 +100,11 @@ class Caller:
             self.last = self._bind({}, {})
             self.last.execution.capture()
 
+    @property
+    def no_graph_reason(self) -> str:
+        """Why the last binding does not run as one device graph; empty when it does."""
+        return "the method was not prepared or called yet" if self.last is None else self.last.no_graph_reason
+
     def call(self, args: Sequence[Any], borrow: bool) -> dict[str, Any]:
         """Check and store the inputs, run, fetch the outputs by name."""
         if not self.is_static:

@@ -45,8 +45,7 @@ class LoadedMethod:
     @property
     def no_graph_reason(self) -> str:
         """Why the last binding does not run as one device graph; empty when it does."""
-        last = self._caller.last
-        return last.no_graph_reason if last is not None else "the method was not prepared or called yet"
+        return self._caller.no_graph_reason
 
     @property
     def copies(self) -> CopyTally:

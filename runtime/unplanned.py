@@ -98,6 +98,11 @@ class UnplannedCaller(Caller):
             source = operands[instruction.source]
             self._retired.add(instruction.kind, source.numel * source.dtype.itemsize)
 
+    @property
+    def no_graph_reason(self) -> str:
+        """Always the same."""
+        return "the program is not planned: its memory is another one in every call"
+
     def copies(self) -> CopyTally:
         """Copies executed so far."""
         return self._retired
