@@ -122,6 +122,18 @@ class CudaBackend:
         if result[0]:
             check(result, f"enter GPU {self.ordinal}")
 
+    def aside(self, release: Any, what: Any, doing: str) -> None:
+        """Release something in this GPU's context, and put the thread's context back as it was.
+
+        Tensors and graphs are released by the garbage collector too, amid whatever the thread is doing, which
+        may be binding or launching on another GPU.
+        """
+        check(self._cu.cuCtxPushCurrent(self.context), f"enter GPU {self.ordinal}")
+        try:
+            check(release(what), doing)
+        finally:
+            self._cu.cuCtxPopCurrent()
+
     # --- memory ---------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
@@ -131,8 +143,7 @@ class CudaBackend:
 
     def free(self, address: int) -> None:
         """Give memory back."""
-        self.enter()
-        check(self._cu.cuMemFree(address), f"free memory on {self.label}")
+        self.aside(self._cu.cuMemFree, address, f"free memory on {self.label}")
 
     def allocate_host(self, nbytes: int) -> int:
         """Reserve pinned host memory."""
@@ -141,8 +152,7 @@ class CudaBackend:
 
     def free_host(self, address: int) -> None:
         """Give pinned memory back."""
-        self.enter()
-        check(self._cu.cuMemFreeHost(address), "free pinned host memory")
+        self.aside(self._cu.cuMemFreeHost, address, "free pinned host memory")
 
     def upload(self, address: int, data: memoryview) -> None:
         """Copy host bytes to the device, now: large ones through pinned staging, overlapped."""
@@ -471,7 +481,7 @@ class GraphOnStream(graph.GraphStep):
     """A graph that goes to whatever stream its backend uses at the time."""
 
     def __init__(self, backend: CudaBackend, executable: Any, nodes: int) -> None:
-        super().__init__(backend.driver, executable, nodes, backend.enter)
+        super().__init__(backend.driver, executable, nodes, backend.enter, backend.aside)
         self._backend = backend
 
     def __call__(self) -> None:

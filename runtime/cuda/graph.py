@@ -17,8 +17,10 @@ class GraphStep:
     ``nodes`` is the number of nodes; ``nbytes`` the device memory that instantiating it took.
     """
 
-    def __init__(self, cu: Any, executable: Any, nodes: int, enter: Callable[[], Any]) -> None:
-        self._cu, self._executable, self._enter = cu, executable, enter
+    def __init__(
+        self, cu: Any, executable: Any, nodes: int, enter: Step, aside: Callable[[Any, Any, str], None]
+    ) -> None:
+        self._cu, self._executable, self._enter, self._aside = cu, executable, enter, aside
         self._launch = cu.cuGraphLaunch
         self.nodes, self.nbytes = nodes, 0
 
@@ -35,8 +37,7 @@ class GraphStep:
         """Destroy the graph. Idempotent."""
         executable, self._executable = self._executable, None
         if executable is not None:
-            self._enter()
-            check(self._cu.cuGraphExecDestroy(executable), "release a CUDA graph")
+            self._aside(self._cu.cuGraphExecDestroy, executable, "release a CUDA graph")
 
     def __del__(self) -> None:
         # Bindings that a cache gives up take their graphs along.

@@ -80,6 +80,15 @@ def test_a_large_upload_passes_through_pinned_chunks(
     assert cu.names().count("cuEventSynchronize") == 2  # six chunks through four buffers
 
 
+def test_releasing_puts_the_threads_context_back(gpu: CudaBackend, cu: Any) -> None:
+    address, step = gpu.allocate(16), gpu.capture([])
+    cu.calls.clear()
+    gpu.free(address)  # as the garbage collector may do amid a launch on another GPU
+    del step
+    released = ["cuCtxPushCurrent", "cuMemFree", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuGraphExecDestroy"]
+    assert cu.names() == [*released, "cuCtxPopCurrent"]
+
+
 def test_out_of_memory_says_how_much_and_what_to_do(gpu: CudaBackend, cu: Any) -> None:
     cu.fail["cuMemAlloc"] = cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
     with pytest.raises(ExecutionError) as error:
