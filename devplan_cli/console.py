@@ -44,8 +44,11 @@ class Output:
         """Results for a person on standard output: text and tables of rich."""
         if not (self.json or self.quiet):
             stdout = console()
-            for item in items:
-                stdout.print(item, markup=False, highlight=False, soft_wrap=isinstance(item, str))
+            with stdout.capture() as captured:
+                for item in items:
+                    stdout.print(item, markup=False, highlight=False, soft_wrap=isinstance(item, str))
+            lines = captured.get().splitlines()
+            print("\n".join(line.rstrip() for line in lines), flush=True)
 
     def document(self, document: dict[str, Any]) -> None:
         """The JSON document, when one was asked for."""

@@ -51,8 +51,9 @@ def lifetime(allocation: dict[str, Any]) -> str:
 
 
 def origin(location: SourceLocation) -> str:
-    """``bmm in encoder.layer.0.attention, modeling.py:194``: the last operator, its module, the user's line."""
-    last = location.operator.split(", ")[-1]
+    """``bmm in encoder.layer.0.attention, model.py:19``: the last operator, its module, the line."""
+    named = [part for part in location.operator.split(", ") if part != "..."]
+    last = named[-1] if named else ""
     operator = last.split(".")[1] if last.count(".") == 2 else last
     inside = f"{operator} in {location.module}" if location.module else operator
     at = f"{location.file}:{location.line}" if location.file else ""

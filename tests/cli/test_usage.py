@@ -36,6 +36,7 @@ WRONG = {
     "a location that is none": (("export", "m.py", "--io", "gpu"), "`gpu` is no location"),
     "a size that is none": (("export", "m.py", "--memory-budget", "2 apples"), "`2GiB`"),
     "a number that is none": (("run", "m.pte", "--repeat", "x"), "--repeat"),
+    "a pass that is none": (("export", "m.py", "--config", "passes.toml"), "did you mean `fold-constants`"),
     "a configuration that is not there": (("export", "m.py", "--config", "defalt"), "did you mean `default`"),
     "a folder that is not there": (("export", "m.py", "-o", "no/m.pte"), "there is no folder `no`"),
     "an artifact that is not there": (("inspect", "absent.pte"), "there is no such file"),
@@ -56,6 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("usage")
     (path / "m.py").write_text("raise SystemExit\n")
     (path / "m.pte").write_bytes(b"")
+    (path / "passes.toml").write_text('pipeline = ["fold-constant"]\n')
     return path
 
 

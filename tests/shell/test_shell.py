@@ -32,10 +32,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def shell(script: str, *words: object, cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def shell(
+    script: str, *words: object, cwd: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     """Run a script of this folder."""
     command = ["bash", str(HERE / script), *map(str, words)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="the recipe reads JSON with jq")
