@@ -29,8 +29,8 @@ class Blocks:
             ) from error
         base = address_of(memory)
         address = base + -base % self._alignment
+        self._held[address] = (nbytes, memory)  # in this order: other threads look blocks up meanwhile
         bisect.insort(self._starts, address)
-        self._held[address] = (nbytes, memory)
         return address
 
     def free(self, address: int) -> None:
@@ -39,8 +39,8 @@ class Blocks:
             raise ExecutionError(
                 f"{self._owner} is asked to free address {address:#x}, which it does not hold"
             )
-        del self._held[address]
         self._starts.remove(address)
+        del self._held[address]
 
     def holds(self, address: int, nbytes: int) -> bool:
         """Whether [address, address + nbytes) lies within one block."""
@@ -53,7 +53,10 @@ class Blocks:
         if at < 0:
             return None
         start = self._starts[at]
-        end = start + self._held[start][0]
+        held = self._held.get(start)
+        if held is None:
+            return None
+        end = start + held[0]
         return (start, end) if address < end or address == start else None
 
     @property

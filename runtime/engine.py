@@ -136,6 +136,11 @@ class LoadedProgram:
             raise UsageError(f"there is no method `{name}`", hint=f"methods are {list(self._callers)}")
         return LoadedMethod(self._callers[name], self._session, self)
 
+    def prepare(self) -> None:
+        """Bind and capture all static methods now, rather than at their first call."""
+        for name in self.methods:
+            self.method(name).prepare()
+
     def to_device(self, value: object, device: Device | str = "cuda:0") -> DeviceArray:
         """A copy of a host tensor in a device's memory, for inputs that are used in place."""
         slot = Device.parse(device) if isinstance(device, str) else device

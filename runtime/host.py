@@ -111,8 +111,9 @@ class HostTensor:
         if dtype is not DType.BFLOAT16:
             return cls(_encode_float8(source, dtype), dtype)
         bits = source.view(np.uint32) if source.ndim else source.reshape(1).view(np.uint32).reshape(())
-        rounded = (bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        return cls(np.where(np.isnan(source), (bits >> 16) | 0x40, rounded).astype(np.uint16), dtype)
+        high = bits >> np.uint32(16)
+        rounded = (bits + np.uint32(0x7FFF) + (high & np.uint32(1))) >> np.uint32(16)  # only NaN can wrap
+        return cls(np.where(np.isnan(source), high | np.uint32(0x40), rounded).astype(np.uint16), dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:

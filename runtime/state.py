@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .backend import Backend
-from .errors import UsageError
+from .errors import ArtifactError, UsageError
 from .host import Array, HostTensor, HostValue, host_value, numpy_dtype
 from .inputs import host_array
 from .program import Device, StateVariable
@@ -120,12 +120,19 @@ class State:
             data = np.ascontiguousarray(raw)
             self._backends[variable.device].upload(self._addresses[variable.name], _flat(data))
 
+    def _initial_bytes(self, variable: StateVariable) -> memoryview:
+        data = self._initial.get(variable.initial)
+        if data is None or data.nbytes != variable.nbytes:
+            got = "missing" if data is None else f"{data.nbytes} bytes instead of {variable.nbytes}"
+            raise ArtifactError(f"the initial value of state `{variable.name}` is {got}")
+        return data
+
     def _write_initial(self, variable: StateVariable) -> None:
         if not variable.nbytes:
             return
         backend, address = self._backends[variable.device], self._addresses[variable.name]
         if variable.initial:
-            backend.upload(address, self._initial[variable.initial])
+            backend.upload(address, self._initial_bytes(variable))
         else:
             backend.fill(address, variable.nbytes, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import tracemalloc
 from dataclasses import replace
 from typing import Any
@@ -258,3 +259,23 @@ def test_memory_stays_flat_over_calls_loads_and_clones(program: Any) -> None:
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < 5_000
+
+
+def test_clones_in_three_threads(program: Any) -> None:
+    """One clone per thread, each with inputs of its own."""
+    loaded = load_planned(chain(program).planned(packed=True), {}, "emulator", poison=True)
+    wrong: list[int] = []
+
+    def work(seed: int, clone: LoadedProgram) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(30):
+            x = rng.random(10, np.float32)
+            if not np.array_equal(clone.method()(x)["y"], 16 * x):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed, loaded.clone())) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -226,6 +226,13 @@ def test_missing_constant_bytes_are_an_artifact_error(program: Any) -> None:
         load(program)
 
 
+def test_missing_initial_values_are_an_artifact_error(program: Any) -> None:
+    program.variable(program.method(), "s", (4,), initial=np.ones(4, np.float32))
+    program.bytes.clear()
+    with pytest.raises(ArtifactError, match="initial value of state `s` is missing"):
+        load(program)
+
+
 def test_methods_share_the_largest_arena(program: Any) -> None:
     for name, size in (("small", 4), ("large", 400)):
         method = program.method(name)
