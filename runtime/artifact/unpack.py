@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ArtifactError
 
@@ -63,11 +63,20 @@ class _Broken(Exception):
     """A broken invariant; `unpack` says of which buffer."""
 
 
+class _Shape(NamedTuple):
+    """The fields of tables of one kind that have one vtable, with their offsets in the table."""
+
+    size: int
+    absent: dict[str, int | bool | float | None]
+    scalars: list[tuple[str, Callable[[memoryview, int], tuple[Any, ...]], int]]
+    others: list[tuple[str, str, str, int]]
+
+
 class _Reader:
     def __init__(self, buffer: memoryview, layout: Layout) -> None:
         self._buffer, self._layout = buffer, layout
         self._left = len(buffer)
-        self._fields: dict[tuple[str, int], list[tuple[Slot, int]]] = {}
+        self._shapes: dict[tuple[str, int], _Shape] = {}
         self._read: dict[str, Callable[[str, int, int], Any]] = {
             "string": self._string, "table": self.table, "scalars": self._scalars,
             "strings": self._strings, "tables": self._tables,
@@ -77,41 +86,44 @@ class _Reader:
         if depth > MAX_DEPTH:
             raise _Broken(f"tables are nested more than {MAX_DEPTH} deep")
         vtable = position - _I32.unpack_from(self._buffer, position)[0]
-        fields = self._fields.get((name, vtable))
-        if fields is None:
-            fields = self._fields[name, vtable] = self._vtable(name, vtable)
-        size = _VTABLE.unpack_from(self._buffer, vtable)[1]
+        shape = self._shapes.get((name, vtable))
+        if shape is None:
+            shape = self._shapes[name, vtable] = self._shape(name, vtable)
+        size, absent, scalars, others = shape
         self._take(position, size)
         result = SimpleNamespace()
-        for (attribute, what, detail, default), entry in fields:
-            value: Any
-            if entry == 0:
-                value = default if what == "scalar" else None
-            elif what == "scalar":
-                value = self._scalar(detail, position + entry)
-            elif what == "union":
-                value = self._union(detail, getattr(result, f"{attribute}Type"), position + entry, depth)
+        fields = result.__dict__
+        fields.update(absent)
+        for attribute, scalar, entry in scalars:
+            fields[attribute] = scalar(self._buffer, position + entry)[0]
+        for attribute, what, detail, entry in others:
+            if what == "union":
+                fields[attribute] = self._union(detail, fields[f"{attribute}Type"], position + entry, depth)
             else:
-                value = self._read[what](detail, self._follow(position + entry), depth + 1)
-            setattr(result, attribute, value)
+                fields[attribute] = self._read[what](detail, self._follow(position + entry), depth + 1)
         return result
 
-    def _vtable(self, name: str, vtable: int) -> list[tuple[Slot, int]]:
-        """The table's slots with the offset of each field in it, 0 for an absent one."""
+    def _shape(self, name: str, vtable: int) -> _Shape:
+        """What tables with this vtable hold and where; many tables share one."""
         if not 0 <= vtable <= len(self._buffer) - 4:
             raise _Broken("an offset points past its end")
         length, size = _VTABLE.unpack_from(self._buffer, vtable)
         if length < 4 or length % 2 or size < 4 or vtable + length > len(self._buffer):
             raise _Broken(f"table `{name}` has impossible fields")
         entries = struct.unpack_from(f"<{length // 2 - 2}H", self._buffer, vtable + 4)
-        fields: list[tuple[Slot, int]] = []
-        for index, slot in enumerate(self._layout.tables[name]):
+        shape = _Shape(size, {}, [], [])
+        for index, (attribute, what, detail, default) in enumerate(self._layout.tables[name]):
             entry = entries[index] if index < len(entries) else 0
-            nbytes = _SCALARS[slot[2]].size if slot[1] == "scalar" else 4
-            if entry and not 4 <= entry <= size - nbytes:
-                raise _Broken(f"field `{slot[0]}` lies outside its table `{name}`")
-            fields.append((slot, entry))
-        return fields
+            nbytes = _SCALARS[detail].size if what == "scalar" else 4
+            if entry == 0:
+                shape.absent[attribute] = default if what == "scalar" else None
+            elif not 4 <= entry <= size - nbytes:
+                raise _Broken(f"field `{attribute}` lies outside its table `{name}`")
+            elif what == "scalar":
+                shape.scalars.append((attribute, _SCALARS[detail].unpack_from, entry))
+            else:
+                shape.others.append((attribute, what, detail, entry))
+        return shape
 
     def _take(self, position: int, nbytes: int) -> None:
         self._left -= nbytes
@@ -122,11 +134,6 @@ class _Reader:
 
     def _follow(self, position: int) -> int:
         return position + int(_U32.unpack_from(self._buffer, position)[0])
-
-    def _scalar(self, code: str, position: int) -> Any:
-        if code == "?":
-            return self._buffer[position] != 0
-        return _SCALARS[code].unpack_from(self._buffer, position)[0]
 
     def _vector(self, position: int, item_nbytes: int) -> int:
         count: int = _U32.unpack_from(self._buffer, position)[0]
