@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -189,6 +189,14 @@ def export(
         Text,
         _option("--report", metavar="FILE.html", help="Write the memory timeline as a page.", panel=_AFTER),
     ] = None,
+    explain: Annotated[
+        bool,
+        _option(
+            "--explain",
+            help="Print what each pass did, where each operator was placed and why, and every copy.",
+            panel=_AFTER,
+        ),
+    ] = False,
     print_config: Annotated[
         bool,
         _option(
@@ -235,7 +243,7 @@ def export(
     if print_config:
         print(settings.toml(), end="")
         return 0
-    job = _job(source, settings)
+    job = replace(_job(source, settings), explain=explain)
     out.say(f"exporting {job.source} to {job.target}")
     from .export_job import run_job
 
@@ -249,6 +257,8 @@ class Job:
     source: str
     target: Path
     config: Config
+    explain: bool = False
+    """Whether to tell where each operator was placed and why."""
 
 
 def _configuration(file: str | None, given: dict[str, Any], io: tuple[tuple[str, IoRule], ...]) -> Config:

@@ -7,7 +7,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from .progress import Stages, stages
 
 if TYPE_CHECKING:
     from ..passes.export import ExportResult
+    from ..passes.pipeline import PassRun
     from ..passes.source import ModelSource
 
 
@@ -75,8 +76,23 @@ def _export(job: Job, output: Output, told: Stages) -> tuple[ModelSource, Export
     source = resolve(job.source)
     from ..passes.export import export
 
+    runs: list[PassRun] = []
     with muffled(not output.verbose):
-        return source, export(source, job.config.options, told)
+        result = export(source, job.config.options, told, observe=runs.append)
+    if job.explain:
+        output.show(*_explained(runs, result), "")
+    return source, result
+
+
+def _explained(runs: Sequence[PassRun], result: ExportResult) -> Iterator[str]:
+    """What each pass did, then each method's placement and copies."""
+    from ..passes.ledger import explain
+
+    for run in runs:
+        what = f"{run.ran.name} on {getattr(run.subject, 'name', 'the program')}"
+        yield f"{what}: {'changed' if run.changed else 'unchanged'}, {run.seconds * 1000:.1f} ms"
+    for graph in result.placed:
+        yield from ("", f"{graph.name}:", *(f"  {line}" for line in explain(graph)))
 
 
 def _write(path: Path, result: ExportResult, job: Job) -> dict[str, Any]:

@@ -166,3 +166,13 @@ print(json.dumps([float(abs(ours - tiny.model(x).detach().numpy()).max()), bool(
     error, same, hint = json.loads(done.stdout)
     assert (tmp_path / "api.pte").read_bytes() == tiny.path.read_bytes()
     assert error <= 1e-6 and same and hint == "did you mean `dtype`"
+
+
+def test_explain_says_where_each_operator_is_and_why_each_copy(tmp_path: Path) -> None:
+    result = devplan("export", MODELS / "tiny.py", "--explain", "-o", tmp_path / "tiny.pte")
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert any(line.startswith("insert-copies on forward: changed") for line in lines)
+    placed = [line for line in lines if "region 0 on cuda:0 (default device)" in line]
+    assert [line.split(":")[0].strip() for line in placed] == ["linear", "gelu", "linear_1"]
+    assert any(line.startswith("  h2d `") and "is read by region 0 on cuda:0" in line for line in lines)

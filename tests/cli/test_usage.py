@@ -15,7 +15,7 @@ VERBS = ("export", "run", "inspect", "verify", "bench", "diff", "doctor")
 CONTRACT = {
     "export": "--output --config --device --dtype --arch --io --skip-h2d --skip-d2h --device-planning "
     "--no-device-planning --weights --memory-budget --max-artifact-size --max-copies --fail-on-copy --check "
-    "--report --json --quiet --verbose --no-progress --print-config -o -q -v",
+    "--report --json --quiet --verbose --no-progress --print-config --explain -o -q -v",
     "run": "--method --input --inputs --shape --seed --outputs --expect --rtol --atol --device --repeat --warmup "
     "--profile --require-cuda-graph --allow-torch-ops --json",
     "inspect": "--json --plan --report --svg",
