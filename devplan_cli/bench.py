@@ -36,6 +36,12 @@ def bench(
             "--cold-start/--no-cold-start", help="Also time a fresh process up to its first result."
         ),
     ] = True,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", metavar="FILE.html", help="Write a page with the distribution of latencies."
+        ),
+    ] = None,
     allow_torch_ops: flags.AllowTorch = False,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
@@ -55,5 +61,6 @@ def bench(
         warmup,
         cold_start,
         allow_torch_ops,
+        report,
     )
     return run_measurement(asked, Output(json, quiet, verbose))

@@ -30,6 +30,7 @@ class Measurement:
     warmup: int
     cold_start: bool
     allow_torch_ops: bool
+    report: Path | None = None
 
 
 def run_measurement(asked: Measurement, output: Output) -> int:
@@ -50,7 +51,10 @@ def run_measurement(asked: Measurement, output: Output) -> int:
         warmup=asked.warmup,
         cold_start=asked.cold_start,
         allow_torch_ops=asked.allow_torch_ops,
+        page=asked.report,
     )
+    if asked.report is not None:
+        output.say(f"wrote {asked.report}")
     output.document(document)
     output.show(*view(document))
     return 0

@@ -39,6 +39,8 @@ class BenchResult:
     latency: Mapping[str, Percentiles | None]
     memory: Mapping[str, int | None]
     no_graph_reason: str
+    times: tuple[float, ...] = ()
+    """Seconds of each timed call, host to host, in order."""
     cold_start: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def document(self) -> dict[str, Any]:
@@ -63,8 +65,9 @@ def measure(
     warmup: int = 10,
     cold_start: bool = True,
     allow_torch_ops: bool = False,
+    page: Path | None = None,
 ) -> dict[str, Any]:
-    """Load an artifact, measure one method, and give `BenchResult.document`."""
+    """Load an artifact, measure one method, give `BenchResult.document`; ``page`` is HTML to write."""
     from .start import load
 
     cold: dict[str, float] = measure_cold_start(artifact, method, inputs, device) if cold_start else {}
@@ -72,7 +75,12 @@ def measure(
     with load(artifact, device=device, allow_torch_ops=allow_torch_ops) as program:
         placed = place_inputs(program, program.method(method), inputs)
         result = bench(program, program.method(method), placed, repeat, warmup, free_before)
-    return {**result.document(), "cold_start_s": cold}
+    document = {**result.document(), "cold_start_s": cold}
+    if page is not None:
+        from .bench_page import page as page_of
+
+        page.write_text(page_of(document, [seconds * 1e6 for seconds in result.times]), encoding="utf-8")
+    return document
 
 
 def bench(
@@ -106,7 +114,8 @@ def bench(
     memory = _memory(program, method, free_before)  # before the parts, whose graph takes memory too
     latency |= _parts(program, method, repeat)
     labels = [backend.label for slot, backend in program.backends.items() if slot.kind != "cpu"]
-    return BenchResult(method.name, ", ".join(labels) or "cpu", latency, memory, method.no_graph_reason)
+    device = ", ".join(labels) or "cpu"
+    return BenchResult(method.name, device, latency, memory, method.no_graph_reason, tuple(times))
 
 
 def place_inputs(program: LoadedProgram, method: LoadedMethod, inputs: Mapping[str, Any]) -> dict[str, Any]:
