@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from . import recurrent
 from .attention import fused, is_fusable
 
 aten = torch.ops.aten
@@ -56,7 +57,15 @@ def replacements() -> dict[Any, Callable[..., Any]]:
 
     A view becomes a reshape: layouts can differ from eager's there (attention's result does).
     """
+    return {aten.scaled_dot_product_attention.default: attention, **host_replacements()}
+
+
+def host_replacements() -> dict[Any, Callable[..., Any]]:
+    """The same for regions on the host."""
     return {
-        aten.scaled_dot_product_attention.default: attention,
         aten.view.default: aten.reshape.default,
+        aten.lstm.input: recurrent.lstm,
+        aten.gru.input: recurrent.gru,
+        aten.rnn_tanh.input: recurrent.simple(torch.tanh),
+        aten.rnn_relu.input: recurrent.simple(torch.relu),
     }

@@ -11,6 +11,7 @@ import ast
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 from unittest import mock
 
@@ -41,6 +42,8 @@ from triton.runtime.driver import driver
 from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.expr import Size
 from ..runtime.program import SourceLocation
+from .device_guard import cuda_guard
+from .library_calls import has_library_call
 from .origins import origin_of
 from .sizes import to_dtype, to_size
 from .tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, Step, Tape, Window
@@ -178,6 +181,7 @@ def described_target(target: Target) -> Iterator[None]:
                 if hasattr(owner, name):
                     stack.enter_context(mock.patch.object(owner, name, value))
             stack.enter_context(inductor_config.patch(known))
+            stack.enter_context(cuda_guard())
             driver.set_active(_TargetDriver(target))  # pyright: ignore
             init_backend_registration()
             _forget_triton()  # tracing a condition or loop before has asked without a GPU
@@ -223,7 +227,7 @@ def trace_on_target(
     with mode, torch.no_grad(), preserve_node_meta():
         traced = make_fx(
             lambda *args: torch.fx.Interpreter(graph).run(*args),
-            decomposition_table=select_decomp_table(),
+            decomposition_table=decomposition_table(),
             tracing_mode="real",
         )(*fakes)
     # Traced layer by layer, a model computes its masks and positions once for each layer.
@@ -348,11 +352,9 @@ class _Reader:
         if isinstance(node, ir.StorageBox):
             node = node.data
         layout = node.get_layout()
-        if isinstance(layout, ir.NonOwningLayout):
+        offset = layout.offset
+        if isinstance(layout, ir.NonOwningLayout):  # a part of another buffer, which a ReinterpretLine names
             layout = layout.view.get_layout()
-            offset = layout.offset
-        else:
-            offset = layout.offset
         return Window(
             node.get_name(),
             to_dtype(layout.dtype),
@@ -556,6 +558,22 @@ def _function_source(source: str, name: str) -> str:
 
 def has_cuda_lowering(operator: Any) -> bool:
     """Whether Inductor generates code for an operator (itself or through a decomposition)."""
-    if operator in inductor_lowering.fallbacks:
-        return False
-    return operator in inductor_lowering.lowerings or operator in select_decomp_table()
+    return _is_generated(operator) or operator in decomposition_table()
+
+
+def _is_generated(operator: Any) -> bool:
+    lowering = inductor_lowering.lowerings.get(operator)
+    return lowering is not None and not getattr(lowering, "_is_fallback_handler", False)
+
+
+@lru_cache(maxsize=1)
+def decomposition_table() -> dict[Any, Any]:
+    """Inductor's decompositions, and PyTorch's own for what Inductor would hand to a CUDA library."""
+    rest = {
+        operator: rule
+        for operator, rule in torch._decomp.decomposition_table.items()
+        if isinstance(operator, torch._ops.OpOverload)
+        and not _is_generated(operator)
+        and not has_library_call(str(operator))
+    }
+    return {**rest, **select_decomp_table()}

@@ -16,7 +16,7 @@ from .builder import MethodBuilder, contiguous_strides, is_dense, product, scale
 from .compile_kernels import canonical
 from .contents import Contents, dense_strides
 from .control_flow import all_nodes
-from .decompositions import replacements
+from .decompositions import host_replacements, replacements
 from .exported import ExportedMethod
 from .fuse_convolutions import fuse_convolutions
 from .lower_control_flow import ControlFlowLowering
@@ -218,7 +218,7 @@ class _MethodLowering:
             updates,
             device,
             examples,
-            replacements() if device.type == "cuda" else {},
+            replacements() if device.type == "cuda" else host_replacements(),
         )
         return graph, [self._builder.values[self._value_of[name]] for name in graph.inputs]
 

@@ -14,7 +14,7 @@ from torch.fx.traceback import preserve_node_meta
 from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.expr import Size
 from ..runtime.program import CPU, Argument, HostCall, Ref, Value
-from .builder import MethodBuilder, plus, product, scaled
+from .builder import MethodBuilder, is_dense, plus, product, scaled
 from .origins import origin_of
 from .region_graph import RegionGraph
 from .sizes import to_dtype, to_size
@@ -112,6 +112,8 @@ class HostLowering:
     def _allocate(self, node: torch.fx.Node, tensor: torch.Tensor) -> str:
         shape = tuple(to_size(s) for s in tensor.shape)
         nbytes = scaled(product(shape), tensor.dtype.itemsize)
+        if tensor.storage_offset() or not is_dense(shape, tuple(to_size(s) for s in tensor.stride())):
+            nbytes = to_size(tensor.untyped_storage().nbytes())
         name = f"r{self._region}_{node.name}"
         storage = self._builder.add_storage(name, CPU, nbytes, origin=origin_of([node]))
         self._homes[_storage_key(tensor)] = (storage.name, 0)

@@ -54,7 +54,7 @@ class TapeLowering:
         self._buffers: dict[str, _Buffer] = {}
         self._bases: dict[str, str] = {}
         self._windows: dict[Window, str] = {}
-        for name, value in zip(tape.inputs, inputs, strict=True):
+        for name, value in zip(tape.inputs, inputs, strict=False):  # symbols follow
             self._buffers[name] = _Buffer(value.storage, value.offset)
             self._bases[name] = value.name
 
@@ -64,7 +64,9 @@ class TapeLowering:
             if isinstance(step, Allocate):
                 self._allocate(step)
             elif isinstance(step, Alias):
-                self._buffers[step.window.buffer] = self._buffers[step.of]
+                of = self._buffers[step.of]
+                begin = plus(of.begin, scaled(step.window.offset, step.window.dtype.itemsize))
+                self._buffers[step.window.buffer] = _Buffer(of.storage, begin)
             elif isinstance(step, KernelCall):
                 self._launch(step)
             else:
