@@ -33,10 +33,17 @@ from numpy.typing import NDArray
 
 from .problem import Problem, sections
 
-_PLACED = 1 << 30
-_Ints = NDArray[np.int32]
+_Ints = NDArray[np.signedinteger[Any]]
+_SMALL = 1 << 28
+"""Capacities below this, in units, are searched with 32-bit numbers."""
 _MEMORY_LIMIT = 3_000_000
 """States remembered at most (about 100 bytes each)."""
+
+
+def _unit(problem: Problem) -> int:
+    """The largest number of bytes that every size and every alignment that matters is a multiple of."""
+    unit = reduce(gcd, (buffer.size for buffer in problem.buffers), 0) or 1
+    return reduce(gcd, (b.alignment for b in problem.buffers if unit % b.alignment), unit)
 
 
 class _GiveUpError(Exception):
@@ -54,8 +61,12 @@ class ExactSearch:
 
     def __init__(self, problem: Problem, capacity: int, deadline: float = float("inf")) -> None:
         buffers = problem.buffers
-        self.unit = reduce(gcd, (number for b in buffers for number in (b.size, b.alignment)), 0) or 1
+        self.unit = _unit(problem)
         self.capacity = capacity // self.unit
+        is_small = self.capacity < _SMALL
+        self.integer: type[np.signedinteger[Any]] = np.int32 if is_small else np.int64
+        self.placed = 1 << 30 if is_small else 1 << 60
+        """The lowest address of what is placed: beyond all others."""
         self.deadline = deadline
         self.steps = 0
         self.count, spans = sections(buffers)
@@ -63,9 +74,11 @@ class ExactSearch:
         self.first = [spans[i][0] for i in self.order]
         self.last = [spans[i][1] for i in self.order]
         self.sizes = [buffers[i].size // self.unit for i in self.order]
-        self.size: _Ints = np.array(self.sizes, dtype=np.int32)
-        steps = [buffers[i].alignment // self.unit for i in self.order]
-        self.alignment: _Ints | None = np.array(steps, dtype=np.int32) if max(steps, default=1) > 1 else None
+        self.size: _Ints = np.array(self.sizes, dtype=self.integer)
+        steps = [max(buffers[i].alignment // self.unit, 1) for i in self.order]
+        self.alignment: _Ints | None = (
+            np.array(steps, dtype=self.integer) if max(steps, default=1) > 1 else None
+        )
         self.weights = np.ones(self.count)
         self.failed: set[int] = set()
         self._index()
@@ -73,8 +86,7 @@ class ExactSearch:
     @staticmethod
     def fits(problem: Problem, capacity: int) -> bool:
         """Whether numbers and recursion stay within what the search can hold."""
-        unit = reduce(gcd, (number for b in problem.buffers for number in (b.size, b.alignment)), 0) or 1
-        return 0 < len(problem.buffers) <= 6000 and capacity // unit < _PLACED // 4
+        return 0 < len(problem.buffers) <= 6000 and capacity // _unit(problem) < 1 << 58
 
     def _index(self) -> None:
         """Who lives in each section, one after the other, and who meets whom."""
@@ -102,11 +114,11 @@ class ExactSearch:
 
     def _reset(self) -> None:
         n = len(self.order)
-        self.lowest: _Ints = np.zeros(n, dtype=np.int32)
-        self.rest: _Ints = np.zeros(self.count, dtype=np.int32)
+        self.lowest: _Ints = np.zeros(n, dtype=self.integer)
+        self.rest: _Ints = np.zeros(self.count, dtype=self.integer)
         self.left: _Ints = np.zeros(self.count, dtype=np.int32)
         self.crossing: _Ints = np.zeros(self.count + 1, dtype=np.int32)
-        self.floor: _Ints = np.zeros(self.count, dtype=np.int32)
+        self.floor: _Ints = np.zeros(self.count, dtype=self.integer)
         for b in range(n):
             self.rest[self.first[b] : self.last[b]] += self.sizes[b]
             self.left[self.first[b] : self.last[b]] += 1
@@ -226,7 +238,7 @@ class ExactSearch:
         low, high = max(self.reach[buffer][0], a), min(self.reach[buffer][1], b)
         lowest, floor = self.lowest[near], self.floor[low:high].copy()
         self.lowest[near] = np.maximum(lowest, self._aligned(bottom + size, near))
-        self.lowest[buffer] = _PLACED
+        self.lowest[buffer] = self.placed
         self.rest[first:last] -= size
         self.left[first:last] -= 1
         if self._raise_floors(low, high):
@@ -246,12 +258,12 @@ class ExactSearch:
         raised: list[int] = []
         for candidate in candidates:
             near = self.neighbours[candidate]
-            raised.append(int(np.where(near == candidate, _PLACED, tops[near]).min()))
+            raised.append(int(np.where(near == candidate, self.placed, tops[near]).min()))
         low = max(min(self.first[each] for each in candidates), a)
         high = min(max(self.last[each] for each in candidates), b)
         lowest, floor = self.lowest[candidates], self.floor[low:high].copy()
         self.lowest[candidates] = np.maximum(
-            lowest, self._aligned(np.array(raised, dtype=np.int32), candidates)
+            lowest, self._aligned(np.array(raised, dtype=self.integer), candidates)
         )
         if self._raise_floors(low, high) and self._solve(a, b):
             return True
