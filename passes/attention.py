@@ -17,7 +17,7 @@ import torch
 from ..runtime.dtypes import DType
 from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.expr import Size
-from .tape import ExternCall, KernelSpec, Window
+from .tape import ExternCall, KernelSpec, LaunchArgument, Window
 
 OPERATOR = "devplan.attention.default"
 
@@ -135,8 +135,6 @@ def attention(query, key, value, mask, output, rows, columns{runtime}{constants}
 
 _TYPES = {DType.FLOAT16: "*fp16", DType.BFLOAT16: "*bf16", DType.BOOL: "*i1", DType.FLOAT32: "*fp32"}
 
-LaunchArgument = Window | Size | float
-
 
 def to_kernel(call: ExternCall) -> tuple[KernelSpec, tuple[LaunchArgument, ...]]:
     """The kernel for one call of the operator and the launch's arguments: windows, then sizes."""
@@ -200,7 +198,7 @@ def _spec(
         runtime="".join(f", {name}" for name in runtime),
         constants="".join(f", {name}: tl.constexpr" for name in constants),
     )
-    aligned = [n for n, w in zip(pointers, windows, strict=True) if _is_aligned(w)]
+    aligned = [n for n, w in zip(pointers, windows, strict=True) if w.is_aligned]
     aligned += [
         n for n, s in zip(("rows", "columns"), sizes, strict=True) if isinstance(s, int) and s % 16 == 0
     ]
@@ -218,7 +216,3 @@ def _spec(
         grid=("-(rows // -BLOCK_M)", str(pairs), "1"),
         call_names=tuple(name for name, _ in parameters),
     )
-
-
-def _is_aligned(window: Window) -> bool:
-    return isinstance(window.offset, int) and window.offset * window.dtype.itemsize % 16 == 0

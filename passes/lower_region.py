@@ -19,10 +19,16 @@ from ..runtime.program import (
     SourceLocation,
     Value,
 )
-from . import attention
+from . import attention, depthwise
 from .builder import MethodBuilder, contiguous_strides, plus, product, scaled, substitute
 from .library_calls import Call, to_library_calls
-from .tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, Tape, Window
+from .tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, LaunchArgument, Tape, Window
+
+_OWN_KERNELS: dict[str, Callable[[ExternCall], tuple[KernelSpec, tuple[LaunchArgument, ...]]]] = {
+    attention.OPERATOR: attention.to_kernel,
+    depthwise.OPERATOR: depthwise.to_kernel,
+}
+"""Operators that become a kernel written here."""
 
 
 @dataclass
@@ -156,15 +162,13 @@ class TapeLowering:
         return None
 
     def _extern(self, step: ExternCall) -> None:
-        if step.operator == attention.OPERATOR:
-            self._own_kernel(*attention.to_kernel(step), step)
+        if step.operator in _OWN_KERNELS:
+            self._own_kernel(*_OWN_KERNELS[step.operator](step), step)
             return
         for call in to_library_calls(step, allow_tf32=self._allow_tf32):
             self._library_call(call, step.origin)
 
-    def _own_kernel(
-        self, spec: KernelSpec, arguments: Sequence[Window | Size | float], step: ExternCall
-    ) -> None:
+    def _own_kernel(self, spec: KernelSpec, arguments: Sequence[LaunchArgument], step: ExternCall) -> None:
         """Launch a kernel that was written here rather than generated."""
         spec = self._rename(spec)
         self.kernels[spec.name] = spec

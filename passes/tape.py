@@ -24,6 +24,15 @@ class Window:
     strides: tuple[Size, ...]
     offset: Size = 0
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether the first element is at a multiple of 16 bytes from the buffer's begin."""
+        return isinstance(self.offset, int) and self.offset * self.dtype.itemsize % 16 == 0
+
+
+LaunchArgument = Window | Size | float
+"""What a kernel written here is launched with."""
+
 
 @dataclass(frozen=True)
 class KernelSpec:
