@@ -109,16 +109,15 @@ class _Residency:
 
     def rewritten(self) -> PlacedGraph:
         """The graph with every reader reading on its own device; each copy right behind its source."""
-        made = {name for (name, _), copy in self._copies.items() if copy not in self._nodes}
+        made: dict[str, list[Node]] = {}
+        for (name, device), copy in self._copies.items():
+            if copy not in self._nodes:
+                made.setdefault(name, []).append(_copy_of(self._nodes[name], copy, device))
+        for (name, device), twin in self._twins.items():
+            made.setdefault(name, []).append(self._twin(self._nodes[name], twin, device))
         emitted: list[Node] = []
         for node in self._graph.nodes:
-            emitted.append(self._rewired(node))
-            for (name, device), copy in self._copies.items() if node.name in made else ():
-                if name == node.name and copy not in self._nodes:
-                    emitted.append(_copy_of(node, copy, device))
-            for (name, device), twin in self._twins.items():
-                if name == node.name:
-                    emitted.append(self._twin(node, twin, device))
+            emitted += [self._rewired(node), *made.get(node.name, ())]
         outputs = tuple(self._output(output) for output in self._graph.outputs)
         updates = tuple(
             (target, self._on(source, self._nodes[target].device)) for target, source in self._graph.updates

@@ -17,6 +17,7 @@ class LedgerEntry:
     kind: str
     """``h2d``, ``d2h`` or ``d2d``."""
     tensor: str
+    """The name a person knows: an output's, where the copy is one; else that of what is copied."""
     nbytes: int
     source: Device
     destination: Device
@@ -35,6 +36,7 @@ def ledger(graph: PlacedGraph) -> tuple[LedgerEntry, ...]:
 
 def _entries(graph: PlacedGraph) -> Iterator[LedgerEntry]:
     nodes = {node.name: node for node in graph.nodes}
+    returned = {output.node: output.name for output in reversed(graph.outputs)}
     for node in graph.nodes:
         for body in node.branches:
             yield from _entries(body)
@@ -43,7 +45,8 @@ def _entries(graph: PlacedGraph) -> Iterator[LedgerEntry]:
             assert source.device is not None and node.device is not None
             nbytes = node.type.max_nbytes if node.type else 0
             kind = copy_kind(source.device, node.device)
-            yield LedgerEntry(kind, _label(node, graph), nbytes, source.device, node.device, node.reason)
+            label = returned.get(node.name) or source.content or source.name
+            yield LedgerEntry(kind, label, nbytes, source.device, node.device, node.reason)
 
 
 def copy_kind(source: Device, destination: Device) -> str:
@@ -55,12 +58,12 @@ def copy_kind(source: Device, destination: Device) -> str:
 
 def with_reasons(graph: PlacedGraph) -> PlacedGraph:
     """The graph with each copy's reason written from its source and its readers (regions, once known)."""
-    nodes = {node.name: node for node in graph.nodes}
-    readers = _readers(graph)
+    trees = ViewTrees(graph.nodes)
+    readers = _readers(graph, trees)
     written: list[Node] = []
     for node in graph.nodes:
         if node.kind is NodeKind.COPY:
-            node = replace(node, reason=_reason(node, nodes, readers[node.name], graph))
+            node = replace(node, reason=_reason(node, trees, readers[node.name]))
         elif node.branches:
             node = replace(node, branches=tuple(with_reasons(body) for body in node.branches))
         written.append(node)
@@ -74,9 +77,8 @@ class _Reader:
     node: Node | None = None
 
 
-def _readers(graph: PlacedGraph) -> Mapping[str, Sequence[_Reader]]:
+def _readers(graph: PlacedGraph, trees: ViewTrees) -> Mapping[str, Sequence[_Reader]]:
     """Who reads each node, seen through views, in execution order and then outputs and updates."""
-    trees = ViewTrees(graph.nodes)
     found: dict[str, list[_Reader]] = {node.name: [] for node in graph.nodes}
 
     def note(tensor: str, reader: _Reader) -> None:
@@ -96,16 +98,16 @@ def _readers(graph: PlacedGraph) -> Mapping[str, Sequence[_Reader]]:
     return found
 
 
-def _reason(copy: Node, nodes: Mapping[str, Node], readers: Sequence[_Reader], graph: PlacedGraph) -> str:
-    source = nodes[copy.operands[0]]
+def _reason(copy: Node, trees: ViewTrees, readers: Sequence[_Reader]) -> str:
+    source = trees.nodes[copy.operands[0]]
     operators = [reader.node for reader in readers if reader.node is not None]
     host = next((node for node in operators if copy.device is not None and copy.device.kind == "cpu"), None)
     if host is not None:
         return _on_host(host)
-    made_on_host = _maker(source, nodes)
+    made_on_host = _maker(source, trees)
     if source.device is not None and source.device.kind == "cpu" and made_on_host is not None:
         return f"{_on_host(made_on_host)}, and {_read_by(operators, readers, copy)}"
-    return f"{_described(source, graph)} {_verb(operators, readers, copy)}"
+    return f"{_described(source, trees)} {_verb(operators, readers, copy)}"
 
 
 def _on_host(node: Node) -> str:
@@ -115,12 +117,11 @@ def _on_host(node: Node) -> str:
     return f"`{node.operator}`{at} runs on the host"
 
 
-def _maker(source: Node, nodes: Mapping[str, Node]) -> Node | None:
+def _maker(source: Node, trees: ViewTrees) -> Node | None:
     """The operator that computed the bytes, seen through views; None for inputs, constants and state."""
-    trees = ViewTrees(nodes.values())
-    root = nodes[trees.root(source.name)]
+    root = trees.nodes[trees.root(source.name)]
     if root.kind is NodeKind.ELEMENT:
-        return nodes[root.operands[0]]
+        return trees.nodes[root.operands[0]]
     return root if root.kind is NodeKind.CALL else None
 
 
@@ -156,8 +157,7 @@ def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
-def _described(source: Node, graph: PlacedGraph) -> str:
-    trees = ViewTrees(graph.nodes)
+def _described(source: Node, trees: ViewTrees) -> str:
     root = trees.nodes[trees.root(source.name)]
     if root.kind is NodeKind.INPUT:
         return f"input `{root.content or root.name}`"
@@ -165,14 +165,6 @@ def _described(source: Node, graph: PlacedGraph) -> str:
         return f"state `{root.content or root.name}`"
     where = f" of region {source.region}" if source.region >= 0 else ""
     return f"`{source.name}`{where}"
-
-
-def _label(copy: Node, graph: PlacedGraph) -> str:
-    """The name a person knows: an output's, where the copy is one; else what is copied."""
-    source = next(node for node in graph.nodes if node.name == copy.operands[0])
-    return next(
-        (output.name for output in graph.outputs if output.node == copy.name), source.content or source.name
-    )
 
 
 def explain(graph: PlacedGraph) -> tuple[str, ...]:

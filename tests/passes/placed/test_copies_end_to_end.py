@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 from devplan.passes.export import ExportResult, export  # noqa: E402
 from devplan.passes.ledger import ledger  # noqa: E402
 from devplan.passes.options import ExportOptions, IoRule, PlacementRule  # noqa: E402
+from devplan.passes.pipeline import pass_names  # noqa: E402
 from devplan.passes.source import MethodSource, ModelSource  # noqa: E402
 from devplan.runtime.engine import LoadedProgram  # noqa: E402
 from devplan.runtime.errors import UnsupportedOperatorError  # noqa: E402
@@ -39,7 +41,7 @@ class Mlp(torch.nn.Module):  # type: ignore[misc]
         return self.third(h), h
 
 
-class Counter(torch.nn.Module):  # type: ignore[misc]
+class Running(torch.nn.Module):  # type: ignore[misc]
     """State that grows by what it is given."""
 
     def __init__(self) -> None:
@@ -133,9 +135,38 @@ def test_device_io_reserves_nothing_for_inputs_and_outputs() -> None:
     assert not any(storage.is_planned for storage in ports)
 
 
+class Add(torch.nn.Module):  # type: ignore[misc]
+    """Row 1 of the scenarios."""
+
+    def forward(self, a: Any, b: Any) -> Any:
+        return a + b
+
+
+@pytest.mark.parametrize(
+    ("rows", "io", "planned"),
+    [
+        (2, (), {"cpu": 48, "cuda:0": 48}),
+        (2, (IoRule("h2d", "device"),), {"cpu": 16, "cuda:0": 16}),
+        (2, (IoRule("d2h", "device"),), {"cpu": 32, "cuda:0": 32}),
+        (2, DEVICE_IO, {}),
+        (0, (), {}),
+    ],
+    ids=["row 1", "row 4", "row 5", "row 6", "row 35: no bytes"],
+)
+def test_buffers_of_an_addition(rows: int, io: tuple[IoRule, ...], planned: dict[str, int]) -> None:
+    """Bytes that are planned on each device: what callers own is not among them."""
+    names = tuple(name for name in pass_names() if name != "merge-uploads")
+    inputs = (torch.ones(rows, 2), torch.ones(rows, 2))
+    method = exported(Add(), inputs, io=io, pipeline=names).planned.program.methods[0]
+    found = Counter[str]()
+    for storage in method.storages:
+        found[str(storage.device)] += storage.reserved_nbytes if storage.is_planned else 0
+    assert +found == planned
+
+
 def test_state_stays_on_the_device_between_calls() -> None:
     x = torch.arange(8.0)
-    result = exported(Counter(), (x,))
+    result = exported(Running(), (x,))
     assert [(entry.kind, entry.tensor) for entry in ledger(result.placed[0])] == [
         ("h2d", "x"),
         ("d2h", "output"),
