@@ -24,6 +24,7 @@ from .memory import (
 )
 from .method import LoadedMethod
 from .outputs import output_block
+from .peers import introduce
 from .poison import poisoner
 from .program import CPU, Device, Method, MethodPlan, PlannedProgram
 from .session import Session
@@ -168,6 +169,7 @@ class LoadedProgram:
             for device, backend in self._shared.backends.items():
                 backends[device] = fork = backend.fork()
                 releases.add(fork.close)
+            introduce(backends.values())
         except BaseException:
             releases.close()
             self._shared.release()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from itertools import combinations
 from pathlib import Path
 
 from .backend import Backend
@@ -12,6 +11,7 @@ from .cpu import CpuBackend
 from .engine import EngineOptions, LoadedProgram
 from .errors import DeviceError, UsageError
 from .memory import Constants
+from .peers import introduce
 from .program import CPU, Device, PlannedProgram
 
 Notify = Callable[[str], None]
@@ -169,8 +169,7 @@ def _cuda(slots: list[Device], gpus: Mapping[Device, int]) -> dict[Device, Backe
     try:
         for slot in slots:
             made[slot] = CudaBackend(slot, gpus[slot])
-        for one, other in combinations(made.values(), 2):
-            one.connect(other)
+        introduce(made.values())
     except BaseException:
         for backend in made.values():
             backend.close()

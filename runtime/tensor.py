@@ -3,71 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from . import dlpack
-from .backend import Operand
+from .backend import Operand, Step
 from .dtypes import DType
 from .errors import UsageError
+from .foreign import TYPESTR, from_dlpack, from_interface, verify_ordinal
 from .host import Array, HostTensor, HostValue, contiguous_strides, host_value, is_native, numpy_dtype
 from .program import Device
-
-Step = Callable[[], None]
-
-
-class TensorBackend(Protocol):
-    """What a tensor needs of its GPU; `CudaBackend` has it."""
-
-    @property
-    def device(self) -> Device:
-        """The program's device slot."""
-        ...
-
-    @property
-    def ordinal(self) -> int:
-        """Which GPU of the machine."""
-        ...
-
-    @property
-    def stream(self) -> int:
-        """Handle of the stream that work is enqueued on."""
-        ...
-
-    def allocate(self, nbytes: int) -> int:
-        """Reserve device memory."""
-        ...
-
-    def free(self, address: int) -> None:
-        """Give device memory back."""
-        ...
-
-    def upload(self, address: int, data: memoryview) -> None:
-        """Copy host bytes to the device, now."""
-        ...
-
-    def download(self, address: int, out: memoryview) -> None:
-        """Copy device bytes to the host, now."""
-        ...
-
-    def copy(self, source: Operand, destination: Operand) -> None:
-        """Copy within this GPU, strides free, now."""
-        ...
-
-    def send(self, source: Operand, receiver: Any, destination: Operand) -> None:
-        """Copy to another backend's GPU, now."""
-        ...
-
-    def follow(self, stream: int) -> None:
-        """Let this backend's coming work wait for what a stream holds."""
-        ...
-
-    def lead(self, stream: int) -> None:
-        """Let a stream's coming work wait for what this backend has enqueued."""
-        ...
+from .tensor_backend import TensorBackend, backend_of
 
 
 class Memory:
@@ -128,7 +77,7 @@ class DeviceTensor:
         if isinstance(value, DeviceTensor):
             return value._on(backend or value._backend)
         if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-            return _from_dlpack(value, backend)
+            return cls(*from_dlpack(value, backend))
         interface = getattr(value, "__cuda_array_interface__", None)
         if interface is None:
             raise UsageError(
@@ -136,7 +85,7 @@ class DeviceTensor:
                 why="it has neither `__dlpack__` nor `__cuda_array_interface__`",
                 hint="copy it to the GPU first: `DeviceTensor.from_host`",
             )
-        return _from_interface(interface, value, backend)
+        return cls(*from_interface(interface, value, backend))
 
     from_dlpack = of
 
@@ -304,7 +253,7 @@ class DeviceTensor:
         """The same memory through another backend of the same GPU, ordered after this one's work."""
         if backend is self._backend:
             return self
-        _verify_ordinal(self._backend.ordinal, backend)
+        verify_ordinal(self._backend.ordinal, backend)
         backend.follow(self._backend.stream)
         o = self._operand
         return DeviceTensor(
@@ -341,7 +290,7 @@ class DeviceTensor:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3 of the interface; bfloat16 is ``<V2``, as `ml_dtypes` and torch have it."""
-        typestr = _TYPESTR.get(self.dtype)
+        typestr = TYPESTR.get(self.dtype)
         if typestr is None:
             raise AttributeError(f"`__cuda_array_interface__` has no name for {self.dtype}; use `__dlpack__`")
         itemsize = self.dtype.itemsize
@@ -355,10 +304,6 @@ class DeviceTensor:
         }
 
 
-_TYPESTR = {dtype: numpy_dtype(dtype).str for dtype in DType if is_native(dtype)} | {DType.BFLOAT16: "<V2"}
-_BY_TYPESTR = {text: dtype for dtype, text in _TYPESTR.items()}
-
-
 def dtype_of(dtype: DType | str) -> DType:
     """The element type of that name; UsageError with the known ones for another."""
     if isinstance(dtype, DType):
@@ -369,24 +314,6 @@ def dtype_of(dtype: DType | str) -> DType:
         raise UsageError(
             f"there is no element type `{dtype}`", hint=f"one of {', '.join(map(str, DType))}"
         ) from None
-
-
-def backend_of(device: Device | str | TensorBackend) -> TensorBackend:
-    """The GPU for a device, shared by all tensors of the process that belong to no program."""
-    if isinstance(device, str):
-        try:
-            device = Device.parse(device)
-        except ValueError as error:
-            raise UsageError(f"`{device}` is no device", why=str(error)) from error
-    if not isinstance(device, Device):
-        return device
-    if device.kind != "cuda":
-        raise UsageError(
-            "a device tensor lives on a GPU", why=f"asked for `{device}`", hint="use NumPy there"
-        )
-    from .cuda.backend import shared_backend
-
-    return shared_backend(device.index)
 
 
 def _host_bits(value: object) -> tuple[Array, DType]:
@@ -402,54 +329,3 @@ def _host_bits(value: object) -> tuple[Array, DType]:
     except KeyError:
         raise UsageError(f"NumPy's type `{name}` has no equal here", hint="convert the array first") from None
     return (array if is_native(dtype) else array.view(numpy_dtype(dtype))), dtype
-
-
-def _verify_ordinal(ordinal: int, backend: TensorBackend) -> None:
-    if ordinal != backend.ordinal:
-        raise UsageError(
-            f"the tensor is on GPU {ordinal}",
-            why=f"it is needed on GPU {backend.ordinal}",
-            hint="call `.clone(...)`",
-        )
-
-
-def _from_dlpack(value: Any, backend: TensorBackend | None) -> DeviceTensor:
-    kind, ordinal = (int(part) for part in value.__dlpack_device__())
-    if kind != dlpack.CUDA:
-        raise UsageError(
-            f"`{type(value).__name__}` is not in the memory of an NVIDIA GPU",
-            why=f"its DLPack device is {kind}",
-            hint="copy it to the GPU first: `DeviceTensor.from_host`",
-        )
-    here = backend or backend_of(Device("cuda", ordinal))
-    _verify_ordinal(ordinal, here)
-    try:
-        try:
-            capsule = value.__dlpack__(stream=here.stream, max_version=(1, 1))
-        except TypeError:  # a producer from before DLPack 1.0
-            capsule = value.__dlpack__(stream=here.stream)
-        described, release = dlpack.consume(capsule)
-    except (BufferError, RuntimeError) as error:
-        raise UsageError(f"`{type(value).__name__}` cannot be used in place", why=str(error)) from error
-    operand = Operand(described.address, described.dtype, described.shape, described.strides, here.device)
-    return DeviceTensor(operand, here, release)
-
-
-def _from_interface(interface: Any, owner: object, backend: TensorBackend | None) -> DeviceTensor:
-    typestr, shape = str(interface["typestr"]), tuple(int(extent) for extent in interface["shape"])
-    dtype = _BY_TYPESTR.get(typestr)
-    if dtype is None:
-        raise UsageError(f"`__cuda_array_interface__` names a type that has no equal here, `{typestr}`")
-    given = interface.get("strides")
-    if given is None:
-        strides = contiguous_strides(shape)
-    elif any(step % dtype.itemsize for step in given):
-        raise UsageError("the tensor's strides are no multiples of its element size", why=str(given))
-    else:
-        strides = tuple(step // dtype.itemsize for step in given)
-    here = backend or backend_of(Device("cuda", 0))
-    # Absent or None: nothing is known, so the default stream, where most libraries work, is waited for.
-    here.follow(interface.get("stream") or 1)
-    keep = [owner]
-    operand = Operand(int(interface["data"][0]), dtype, shape, strides, here.device)
-    return DeviceTensor(operand, here, keep.clear)

@@ -1,20 +1,17 @@
-"""Matrix products through cuBLASLt, by ctypes: NVIDIA ships no Python binding of it with cuda-python.
-
-Numbers of enumerations are those of `cublasLt.h` and `library_types.h`, part of its binary interface.
-"""
+"""Matrix products through cuBLASLt, by ctypes: NVIDIA ships no Python binding of it with cuda-python."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..backend import Operand, Step
 from ..dtypes import DType
 from ..errors import DeviceError, ExecutionError
 from ..program import LibraryCall
+from . import cublaslt_api as api
 from . import nvidia_library
 from .copies import bind_fill
 from .matrix import Matrix, Product, product, verify_shapes
@@ -22,45 +19,7 @@ from .matrix import Matrix, Product, product, verify_shapes
 if TYPE_CHECKING:
     from .backend import CudaBackend
 
-_DATA_TYPES = {DType.FLOAT32: 0, DType.FLOAT64: 1, DType.FLOAT16: 2, DType.BFLOAT16: 14}
-_COMPUTE_FLOAT32, _COMPUTE_TF32, _COMPUTE_FLOAT64 = 68, 77, 70
-_EPILOGUES = {
-    ("none", False): 1,
-    ("none", True): 4,
-    ("relu", False): 2,
-    ("relu", True): 6,
-    ("gelu_tanh", False): 32,
-    ("gelu_tanh", True): 36,
-}
-_TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
-_BATCH_COUNT, _BATCH_STRIDE = 5, 6
-_MAX_WORKSPACE, _REDUCTION_SCHEMES, _MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)
-_REDUCE_IN_COMPUTE_TYPE = 2
-"""Partial sums of a split product stay float32; the other schemes round them to the output's type."""
 _MAX_ALGORITHMS = 64
-_STATUS_NAMES = {
-    1: "NOT_INITIALIZED",
-    3: "ALLOC_FAILED",
-    7: "INVALID_VALUE",
-    8: "ARCH_MISMATCH",
-    11: "MAPPING_ERROR",
-    13: "EXECUTION_FAILED",
-    14: "INTERNAL_ERROR",
-    15: "NOT_SUPPORTED",
-    16: "LICENSE_ERROR",
-}
-
-
-class _Heuristic(ctypes.Structure):
-    """`cublasLtMatmulHeuristicResult_t`."""
-
-    _fields_ = (
-        ("algorithm", ctypes.c_uint64 * 8),
-        ("workspace_nbytes", ctypes.c_size_t),
-        ("state", ctypes.c_int),
-        ("waves", ctypes.c_float),
-        ("reserved", ctypes.c_int * 4),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +46,7 @@ class CublasLt:
     def _call(self, function: str, *arguments: Any) -> None:
         status = getattr(self._library, f"cublasLt{function}")(*arguments)
         if status:
-            raise _failure(function, status)
+            raise api.failure(function, status)
 
     def close(self) -> None:
         """Release descriptors and the handle. Idempotent."""
@@ -155,7 +114,7 @@ class CublasLt:
             backend.enter()
             status = matmul(*fixed, ctypes.c_void_p(backend.stream))
             if status:
-                raise _failure("Matmul", status, key)
+                raise api.failure("Matmul", status, key)
 
         return step
 
@@ -177,42 +136,42 @@ class CublasLt:
 
     def _operation(self, call: LibraryCall, described: Product) -> ctypes.c_void_p:
         dtype = described.d.operand.dtype
-        if dtype not in _DATA_TYPES:
+        if dtype not in api.DATA_TYPES:
             raise DeviceError(
                 f"cuBLASLt multiplies no {dtype}", hint="export again with `--no-library-calls`"
             )
-        compute = _COMPUTE_FLOAT32
+        compute = api.COMPUTE_FLOAT32
         if dtype is DType.FLOAT64:
-            compute = _COMPUTE_FLOAT64
+            compute = api.COMPUTE_FLOAT64
         elif dtype is DType.FLOAT32 and call.attribute("allow_tf32", False):
-            compute = _COMPUTE_TF32
-        scale = _DATA_TYPES[DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32]
+            compute = api.COMPUTE_TF32
+        scale = api.DATA_TYPES[DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32]
         operation = self._make("MatmulDesc", compute, scale)
-        self._set("MatmulDesc", operation, _TRANSPOSE_A, ctypes.c_int32(described.first.transposed))
-        self._set("MatmulDesc", operation, _TRANSPOSE_B, ctypes.c_int32(described.second.transposed))
+        self._set("MatmulDesc", operation, api.TRANSPOSE_A, ctypes.c_int32(described.first.transposed))
+        self._set("MatmulDesc", operation, api.TRANSPOSE_B, ctypes.c_int32(described.second.transposed))
         epilogue = (str(call.attribute("epilogue", "none")), described.bias is not None)
-        if epilogue not in _EPILOGUES:
+        if epilogue not in api.EPILOGUES:
             raise DeviceError(
                 f"cuBLASLt has no epilogue `{epilogue[0]}`",
                 why="its GELU is the tanh form" if epilogue[0] == "gelu_erf" else "",
                 hint="lower the activation as a kernel of its own",
             )
-        self._set("MatmulDesc", operation, _EPILOGUE, ctypes.c_int32(_EPILOGUES[epilogue]))
+        self._set("MatmulDesc", operation, api.EPILOGUE, ctypes.c_int32(api.EPILOGUES[epilogue]))
         if described.bias is not None:
-            self._set("MatmulDesc", operation, _BIAS_POINTER, ctypes.c_uint64(described.bias.address))
+            self._set("MatmulDesc", operation, api.BIAS_POINTER, ctypes.c_uint64(described.bias.address))
         return operation
 
     def _layout(self, matrix: Matrix, batch: int) -> ctypes.c_void_p:
         made = self._make(
             "MatrixLayout",
-            _DATA_TYPES[matrix.operand.dtype],
+            api.DATA_TYPES[matrix.operand.dtype],
             ctypes.c_uint64(matrix.rows),
             ctypes.c_uint64(matrix.columns),
             ctypes.c_int64(matrix.leading),
         )
         if batch > 1:
-            self._set("MatrixLayout", made, _BATCH_COUNT, ctypes.c_int32(batch))
-            self._set("MatrixLayout", made, _BATCH_STRIDE, ctypes.c_int64(matrix.batch_stride))
+            self._set("MatrixLayout", made, api.BATCH_COUNT, ctypes.c_int32(batch))
+            self._set("MatrixLayout", made, api.BATCH_STRIDE, ctypes.c_int64(matrix.batch_stride))
         return made
 
     # --- algorithms -----------------------------------------------------------------------------------
@@ -251,20 +210,20 @@ class CublasLt:
         preference = ctypes.c_void_p()
         self._call("MatmulPreferenceCreate", ctypes.byref(preference))
         try:
-            self._set("MatmulPreference", preference, _MAX_WORKSPACE, ctypes.c_size_t(limit))
+            self._set("MatmulPreference", preference, api.MAX_WORKSPACE, ctypes.c_size_t(limit))
             if described.d.operand.dtype in (DType.FLOAT16, DType.BFLOAT16):
-                schemes = ctypes.c_uint32(_REDUCE_IN_COMPUTE_TYPE)
-                self._set("MatmulPreference", preference, _REDUCTION_SCHEMES, schemes)
-            for attribute, alignment in zip(_MIN_ALIGNMENTS, _alignments(described), strict=True):
+                schemes = ctypes.c_uint32(api.REDUCE_IN_COMPUTE_TYPE)
+                self._set("MatmulPreference", preference, api.REDUCTION_SCHEMES, schemes)
+            for attribute, alignment in zip(api.MIN_ALIGNMENTS, _alignments(described), strict=True):
                 self._set("MatmulPreference", preference, attribute, ctypes.c_uint32(alignment))
-            results, number = (_Heuristic * count)(), ctypes.c_int()
+            results, number = (api.Heuristic * count)(), ctypes.c_int()
             status = self._library.cublasLtMatmulAlgoGetHeuristic(
                 self._handle, operation, *layouts, preference, count, results, ctypes.byref(number)
             )
         finally:
             self._library.cublasLtMatmulPreferenceDestroy(preference)
-        if status and _STATUS_NAMES.get(status) != "NOT_SUPPORTED":
-            raise _failure("MatmulAlgoGetHeuristic", status)
+        if status and api.STATUS_NAMES.get(status) != "NOT_SUPPORTED":
+            raise api.failure("MatmulAlgoGetHeuristic", status)
         usable: list[Any] = [result for result in results[: number.value] if result.state == 0]
         return [Algorithm(_copied(result.algorithm), int(result.workspace_nbytes)) for result in usable]
 
@@ -272,31 +231,6 @@ class CublasLt:
 def _copied(algorithm: Any) -> Any:
     """The same opaque bytes in memory of their own."""
     return (ctypes.c_uint64 * 8)(*algorithm)
-
-
-def first_heuristic(path: Path, dtype: DType) -> None:
-    """Let the library choose an algorithm for a small product, in the current context, and forget it.
-
-    The first choice makes the library build its tables; statuses are left to the calls that matter.
-    """
-    library, handle, preference = ctypes.CDLL(str(path)), ctypes.c_void_p(), ctypes.c_void_p()
-    operation, layout = ctypes.c_void_p(), ctypes.c_void_p()
-    result, found = _Heuristic(), ctypes.c_int()
-    if dtype not in _DATA_TYPES or library.cublasLtCreate(ctypes.byref(handle)):
-        return
-    double = dtype is DType.FLOAT64
-    compute, scale = (_COMPUTE_FLOAT64, DType.FLOAT64) if double else (_COMPUTE_FLOAT32, DType.FLOAT32)
-    extents = (ctypes.c_uint64(64), ctypes.c_uint64(64), ctypes.c_int64(64))
-    library.cublasLtMatmulDescCreate(ctypes.byref(operation), compute, _DATA_TYPES[scale])
-    library.cublasLtMatrixLayoutCreate(ctypes.byref(layout), _DATA_TYPES[dtype], *extents)
-    library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference))
-    layouts = (layout, layout, layout, layout)
-    answer = (1, ctypes.byref(result), ctypes.byref(found))
-    library.cublasLtMatmulAlgoGetHeuristic(handle, operation, *layouts, preference, *answer)
-    library.cublasLtMatmulPreferenceDestroy(preference)
-    library.cublasLtMatrixLayoutDestroy(layout)
-    library.cublasLtMatmulDescDestroy(operation)
-    library.cublasLtDestroy(handle)
 
 
 def _roles(
@@ -335,13 +269,6 @@ def _number(call: LibraryCall, name: str, default: float) -> float:
     if not isinstance(value, int | float):
         raise ExecutionError(f"matmul's `{name}` must be a number, not {value!r}")
     return float(value)
-
-
-def _failure(function: str, status: int, detail: str = "") -> ExecutionError:
-    name = _STATUS_NAMES.get(status, str(status))
-    why = f"CUBLAS_STATUS_{name}" + (f" for {detail}" if detail else "")
-    hint = "free memory on the GPU" if name == "ALLOC_FAILED" else ""
-    return ExecutionError(f"cublasLt{function} failed", why=why, hint=hint)
 
 
 def _nothing() -> None:

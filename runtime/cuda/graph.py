@@ -1,35 +1,37 @@
-"""A CUDA graph made of enqueued work, as one step."""
+"""CUDA graphs: recorded from enqueued work, replayed as one step, and timed from within."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..backend import Step
 from ..errors import DevplanError, ExecutionError
 from .driver import check
 
+if TYPE_CHECKING:
+    from .backend import CudaBackend
+
 
 class GraphStep:
-    """Launches an instantiated graph when called.
+    """Enqueues an instantiated graph on whatever stream its backend uses at the time.
 
     ``nodes`` is the number of nodes; ``nbytes`` the device memory that instantiating it took.
     """
 
-    def __init__(
-        self, cu: Any, executable: Any, nodes: int, enter: Step, aside: Callable[[Any, Any, str], None]
-    ) -> None:
-        self._cu, self._executable, self._enter, self._aside = cu, executable, enter, aside
-        self._launch = cu.cuGraphLaunch
+    def __init__(self, backend: CudaBackend, executable: Any, nodes: int) -> None:
+        self._backend, self._executable = backend, executable
+        self._launch = backend.driver.cuGraphLaunch
         self.nodes, self.nbytes = nodes, 0
 
-    def launch(self, stream: Any) -> None:
-        """Enqueue the graph on a stream."""
+    def __call__(self) -> None:
+        """Enqueue the graph."""
         if self._executable is None:
             raise ExecutionError("this CUDA graph has been released")
-        self._enter()
-        result = self._launch(self._executable, stream)
+        self._backend.enter()
+        result = self._launch(self._executable, self._backend.stream_object)
         if result[0]:
             check(result, "launch a CUDA graph")
 
@@ -37,7 +39,8 @@ class GraphStep:
         """Destroy the graph. Idempotent."""
         executable, self._executable = self._executable, None
         if executable is not None:
-            self._aside(self._cu.cuGraphExecDestroy, executable, "release a CUDA graph")
+            destroy = self._backend.driver.cuGraphExecDestroy
+            self._backend.aside(destroy, executable, "release a CUDA graph")
 
     def __del__(self) -> None:
         # Bindings that a cache gives up take their graphs along.
@@ -82,3 +85,42 @@ def _abandon(cu: Any, stream: Any) -> None:
     ended = cu.cuStreamEndCapture(stream)
     if len(ended) > 1 and not ended[0] and ended[1] is not None and int(ended[1]):
         cu.cuGraphDestroy(ended[1])
+
+
+def is_out_of_capture(cu: Any, stream: Any) -> bool:
+    """Whether a stream can be used again after a capture that failed."""
+    result = cu.cuStreamIsCapturing(stream)
+    return bool(not result[0] and result[1] == cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+
+def timeline(backend: CudaBackend, groups: Sequence[Sequence[Step]], repeat: int) -> list[list[float]]:
+    """See `CudaBackend.timeline`."""
+    backend.enter()
+    cu = backend.driver
+    events = [check(cu.cuEventCreate(0), "make an event") for _ in range(len(groups) + 1)]
+    # As nodes of the graph: an ordinary record would only say what depends on what.
+    external = cu.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
+
+    def record(event: Any) -> Step:
+        doing = "record an event"
+        return lambda: check(cu.cuEventRecordWithFlags(event, backend.stream_object, external), doing)
+
+    steps = [record(events[0])]
+    for group, event in zip(groups, events[1:], strict=True):
+        steps += [*group, record(event)]
+    times: list[list[float]] = []
+    try:
+        replay = backend.capture(steps)
+        for _ in range(repeat):
+            replay()
+            backend.synchronize()
+            elapsed = [
+                check(cu.cuEventElapsedTime(begin, end), "read the time")
+                for begin, end in itertools.pairwise(events)
+            ]
+            times.append([milliseconds * 1e-3 for milliseconds in elapsed])
+        replay.close()
+    finally:
+        for event in events:
+            cu.cuEventDestroy(event)
+    return times

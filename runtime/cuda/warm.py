@@ -108,7 +108,7 @@ def _prepare_cublaslt(ordinal: int, dtype: DType) -> None:
     _wait(f"context {ordinal}")
     context = _contexts.get(ordinal)
     if context is not None:
-        from .cublaslt import first_heuristic
+        from .cublaslt_api import first_heuristic
         from .driver import bindings
 
         bindings().cuCtxSetCurrent(context)

@@ -1,0 +1,72 @@
+"""Other libraries' GPU tensors, taken in place: DLPack and the CUDA array interface.
+
+https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import dlpack
+from .backend import Operand, Step
+from .dtypes import DType
+from .errors import UsageError
+from .host import contiguous_strides, is_native, numpy_dtype
+from .program import Device
+from .tensor_backend import TensorBackend, backend_of
+
+TYPESTR = {dtype: numpy_dtype(dtype).str for dtype in DType if is_native(dtype)} | {DType.BFLOAT16: "<V2"}
+BY_TYPESTR = {text: dtype for dtype, text in TYPESTR.items()}
+
+
+def verify_ordinal(ordinal: int, backend: TensorBackend) -> None:
+    if ordinal != backend.ordinal:
+        raise UsageError(
+            f"the tensor is on GPU {ordinal}",
+            why=f"it is needed on GPU {backend.ordinal}",
+            hint="call `.clone(...)`",
+        )
+
+
+def from_dlpack(value: Any, backend: TensorBackend | None) -> tuple[Operand, TensorBackend, Step]:
+    kind, ordinal = (int(part) for part in value.__dlpack_device__())
+    if kind != dlpack.CUDA:
+        raise UsageError(
+            f"`{type(value).__name__}` is not in the memory of an NVIDIA GPU",
+            why=f"its DLPack device is {kind}",
+            hint="copy it to the GPU first: `DeviceTensor.from_host`",
+        )
+    here = backend or backend_of(Device("cuda", ordinal))
+    verify_ordinal(ordinal, here)
+    try:
+        try:
+            capsule = value.__dlpack__(stream=here.stream, max_version=(1, 1))
+        except TypeError:  # a producer from before DLPack 1.0
+            capsule = value.__dlpack__(stream=here.stream)
+        described, release = dlpack.consume(capsule)
+    except (BufferError, RuntimeError) as error:
+        raise UsageError(f"`{type(value).__name__}` cannot be used in place", why=str(error)) from error
+    operand = Operand(described.address, described.dtype, described.shape, described.strides, here.device)
+    return operand, here, release
+
+
+def from_interface(
+    interface: Any, owner: object, backend: TensorBackend | None
+) -> tuple[Operand, TensorBackend, Step]:
+    typestr, shape = str(interface["typestr"]), tuple(int(extent) for extent in interface["shape"])
+    dtype = BY_TYPESTR.get(typestr)
+    if dtype is None:
+        raise UsageError(f"`__cuda_array_interface__` names a type that has no equal here, `{typestr}`")
+    given = interface.get("strides")
+    if given is None:
+        strides = contiguous_strides(shape)
+    elif any(step % dtype.itemsize for step in given):
+        raise UsageError("the tensor's strides are no multiples of its element size", why=str(given))
+    else:
+        strides = tuple(step // dtype.itemsize for step in given)
+    here = backend or backend_of(Device("cuda", 0))
+    # Absent or None: nothing is known, so the default stream, where most libraries work, is waited for.
+    here.follow(interface.get("stream") or 1)
+    keep = [owner]
+    operand = Operand(int(interface["data"][0]), dtype, shape, strides, here.device)
+    return operand, here, keep.clear
