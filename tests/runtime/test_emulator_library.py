@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from devplan.runtime.backend import Operand
@@ -152,6 +152,7 @@ def test_transposed_convolutions_are_their_definition(data: Any) -> None:
     extra = tuple(data.draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))
     x, w = normal(2, groups * 2, *numbers(2, 4)), normal(groups * 2, 3, *kernel, seed=1)
     expected = transposed(x, w, stride, padding, extra, dilation, groups)
+    assume(expected.size)  # PyTorch refuses results without elements
     got = run(
         "convolution", [x, w], (expected.shape, DType.FLOAT32), stride=stride, padding=padding,
         dilation=dilation, groups=groups, transposed=True, output_padding=extra,
