@@ -46,7 +46,7 @@ class FakeDriver:
         self.memory: dict[int, np.ndarray[Any, Any]] = {}
         self.capturing = False
         self.breaks_in_capture = False
-        self.streams = 0
+        self.streams, self.count = 0, 1
 
     def names(self) -> list[str]:
         return [call[0] for call in self.calls]
@@ -72,7 +72,15 @@ class FakeDriver:
         return b"words"
 
     def _cuDeviceGetCount(self) -> int:
+        return self.count
+
+    def _cuDeviceCanAccessPeer(self, one: int, other: int) -> int:
         return 1
+
+    def _cuMemcpyPeerAsync(
+        self, to: int, there: str, at: int, here: str, nbytes: int, stream: int
+    ) -> tuple[()]:
+        return self._copy(to, at, nbytes, stream)
 
     def _cuDriverGetVersion(self) -> int:
         return 13010
@@ -91,7 +99,7 @@ class FakeDriver:
         return 1 << 37
 
     def _cuDevicePrimaryCtxRetain(self, device: int) -> str:
-        return "context"
+        return f"context {device}"
 
     def _cuStreamCreate(self, flags: str) -> int:
         self.streams += 1
