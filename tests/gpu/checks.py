@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import programs
 
 from devplan.runtime.backend import Operand
 from devplan.runtime.cuda import driver
@@ -659,6 +660,66 @@ def check_memory_is_flat() -> str:
     assert before == after and grown < 1024, (before - after, grown)
     assert np.array_equal(first, out)
     return f"10,000 replays in {seconds:.2f} s: device flat, host grew {grown} KiB, results bit-identical"
+
+
+def check_program_with_state() -> str:
+    weight, x = (RANDOM.standard_normal((64, 64)).astype(np.float32) for _ in range(2))
+    with programs.load(KERNELS["add_scaled"], weight) as program:
+        method = program.method()
+        for turn in (1, 2, 3):
+            got = method(x)["y"]
+            assert error_of(got, turn * x.astype(np.float64) @ weight.astype(np.float64)) < 3e-6, turn
+        assert method.no_graph_reason == ""
+        twin = program.clone()
+        assert error_of(twin.method()(x)["y"], x.astype(np.float64) @ weight.astype(np.float64)) < 3e-6
+        program.state.reset("total")
+        first = method(x)["y"].tobytes()
+        before = gpu().memory_info()[0]
+        start = time.perf_counter()
+        for _ in range(5000):
+            program.state.reset("total")
+            assert method(x)["y"].tobytes() == first
+        assert gpu().memory_info()[0] == before
+        twin.close()
+    return f"3 calls, a clone, 5,000 calls bit-identical and flat in {time.perf_counter() - start:.2f} s"
+
+
+def check_clones_in_threads() -> str:
+    weight, x = (RANDOM.standard_normal((64, 64)).astype(np.float32) for _ in range(2))
+    with programs.load(KERNELS["add_scaled"], weight) as program:
+        clones = [program.clone() for _ in range(3)]
+        wrong: list[int] = []
+
+        def work(number: int) -> None:
+            method = clones[number].method()
+            for turn in range(1, 301):
+                got = method(x)["y"]
+                if (
+                    turn % 100 == 0
+                    and error_of(got, turn * x.astype(np.float64) @ weight.astype(np.float64)) > 1e-5
+                ):
+                    wrong.append(number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for clone in clones:
+            clone.close()
+    assert not wrong, wrong
+    return "3 threads with 3 clones, 300 calls each"
+
+
+def check_outputs_stay_on_the_device() -> str:
+    weight, x = (RANDOM.standard_normal((64, 64)).astype(np.float32) for _ in range(2))
+    with programs.load(KERNELS["add_scaled"], weight, device_output=True) as program:
+        one, two = program.method()(x)["y"], program.method()(x)["y"]
+        wanted = x.astype(np.float64) @ weight.astype(np.float64)
+        assert isinstance(one, DeviceTensor) and one.pointer != two.pointer
+        assert error_of(np.asarray(one.numpy()), wanted) < 3e-6
+    assert error_of(np.asarray(two.numpy()), 2 * wanted) < 3e-6  # outlives its program
+    return f"{two!r}"
 
 
 def check_nothing_imported_torch() -> str:

@@ -21,6 +21,7 @@ def _load(name: str) -> ModuleType:
     return module
 
 
+_load("programs")
 checks = _load("checks")
 READY, REASON = driver.cuda_available()
 

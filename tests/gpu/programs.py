@@ -1,0 +1,107 @@
+"""A hand-made program for the GPU checks: copies, a generated kernel, a product, a constant and state."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.cuda.backend import CudaBackend
+from devplan.runtime.dtypes import DType
+from devplan.runtime.engine import LoadedProgram
+from devplan.runtime.program import (
+    CPU,
+    Allocation,
+    Arena,
+    Constant,
+    Copy,
+    CopyKind,
+    Device,
+    Kernel,
+    Launch,
+    LibraryCall,
+    Method,
+    MethodPlan,
+    Plan,
+    PlannedProgram,
+    Port,
+    Program,
+    Ref,
+    Role,
+    StateVariable,
+    Storage,
+    Value,
+)
+
+GPU = Device("cuda", 0)
+SIZE = 64
+NBYTES = 4 * SIZE * SIZE
+SPACE = 1 << 20
+
+
+def _storage(name: str, device: Device, role: Role, nbytes: int = NBYTES, content: str = "") -> Storage:
+    return Storage(name, device, nbytes, role, content=content)
+
+
+def planned(
+    kernel: Kernel, weight: np.ndarray, device_output: bool = False
+) -> tuple[PlannedProgram, dict[str, memoryview]]:
+    """``total += x; y = total @ weight``; y is copied to the host, or left on the GPU for the caller."""
+    digest = hashlib.sha256(weight.tobytes()).hexdigest()
+    home = (
+        Storage("y", GPU, NBYTES, Role.OUTPUT, external=True)
+        if device_output
+        else _storage("y", GPU, Role.TEMPORARY)
+    )
+    storages = [
+        _storage("x_host", CPU, Role.INPUT), _storage("x", GPU, Role.TEMPORARY), home,
+        _storage("weight", GPU, Role.CONSTANT, content="weight"), _storage("total", GPU, Role.STATE, content="total"),
+        _storage("space", GPU, Role.WORKSPACE, SPACE),
+    ]  # fmt: skip
+    instructions = [
+        Copy(CopyKind.H2D, "x_host", "x"),
+        Launch("add_scaled", (Ref("total"), Ref("x"), Ref("total"), SIZE * SIZE, 1.0), (SIZE * SIZE // 256, 1, 1),
+               ("total", "x"), ("total",)),
+        LibraryCall("matmul", ("total", "weight"), ("y", "space"), (), "space"),
+    ]  # fmt: skip
+    if not device_output:
+        storages.append(_storage("y_host", CPU, Role.OUTPUT))
+        instructions.append(Copy(CopyKind.D2H, "y", "y_host"))
+    values = [
+        Value(
+            s.name,
+            s.name,
+            *(
+                (DType.UINT8, (SPACE,), (1,))
+                if s.name == "space"
+                else (DType.FLOAT32, (SIZE, SIZE), (SIZE, 1))
+            ),
+        )
+        for s in storages
+    ]
+    output = Port("y", "y" if device_output else "y_host")
+    method = Method(
+        "forward", (Port("x", "x_host"),), (output,), tuple(storages), tuple(values), tuple(instructions)
+    )
+    allocations: list[Allocation] = []
+    ends = {CPU: 0, GPU: 0}
+    for storage in storages:
+        if storage.is_planned:
+            place = Allocation(
+                storage.name, 1 + (storage.device == GPU), ends[storage.device], storage.reserved_nbytes
+            )
+            allocations.append(place)
+            ends[storage.device] += storage.reserved_nbytes
+    arenas = tuple(Arena(1 + (d == GPU), d, n, n, n, "by hand") for d, n in ends.items())
+    plan = Plan((MethodPlan("forward", arenas, tuple(allocations), ()),))
+    constant = Constant("weight", digest, weight.nbytes, DType.FLOAT32, (SIZE, SIZE), (SIZE, 1), GPU)
+    state = StateVariable("total", DType.FLOAT32, (SIZE, SIZE), GPU, NBYTES)
+    program = Program((method,), (constant,), (state,), (kernel,))
+    return PlannedProgram(program, plan), {digest: memoryview(weight.tobytes())}
+
+
+def load(kernel: Kernel, weight: np.ndarray, device_output: bool = False) -> LoadedProgram:
+    """The program on GPU 0."""
+    program, constants = planned(kernel, weight, device_output)
+    return LoadedProgram(program, constants, {CPU: CpuBackend(), GPU: CudaBackend(GPU, 0)})
