@@ -142,6 +142,20 @@ class LoadedProgram:
         for name in self.methods:
             self.method(name).prepare()
 
+    def use_stream(self, stream: object | None) -> None:
+        """Enqueue on the caller's CUDA stream from now on; None goes back to the program's own.
+
+        ``stream`` is a handle or an object with ``__cuda_stream__``. Calls still wait for their results.
+
+        Raises:
+            UsageError: the program has no CUDA device, or several: a stream belongs to one.
+        """
+        takers = [use for b in self._backends.values() if (use := getattr(b, "use_stream", None)) is not None]
+        if len(takers) != 1:
+            raise UsageError(f"a stream is for one CUDA device, the program runs on {len(takers)}")
+        with self._session.exclusive():
+            takers[0](stream)
+
     def to_device(self, value: object, device: Device | str = "cuda:0") -> DeviceArray:
         """A copy of a host tensor in a device's memory, for inputs that are used in place."""
         slot = Device.parse(device) if isinstance(device, str) else device

@@ -160,6 +160,18 @@ def test_transposed_convolutions_are_their_definition(data: Any) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("activation", "low", "high"), [("none", -99, 99), ("relu", 0, 99), ("relu6", 0, 6)])
+def test_convolutions_with_bias_addend_and_activation(activation: str, low: float, high: float) -> None:
+    x, w, bias = normal(2, 3, 6, 5) * 3, normal(4, 3, 3, 3, seed=1), normal(4, seed=2)
+    expected = direct(x, w, (1, 1), (1, 1), (1, 1), 1) + bias.reshape(1, 4, 1, 1)
+    added = normal(*expected.shape, seed=3)
+    got = run(
+        "convolution", [x, w, bias, added], (expected.shape, DType.FLOAT32), stride=(1, 1), padding=(1, 1),
+        has_bias=True, has_added=True, activation=activation,
+    )  # fmt: skip
+    np.testing.assert_allclose(got, np.clip(expected + added, low, high), rtol=1e-4, atol=1e-4)
+
+
 def test_convolutions_take_channels_last() -> None:
     x, w = normal(2, 5, 6, 3).transpose(0, 3, 1, 2), normal(4, 2, 2, 3, seed=1).transpose(0, 3, 1, 2)
     expected = direct(x, w, (1, 1), (0, 0), (1, 1), 1)

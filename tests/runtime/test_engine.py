@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -774,3 +774,21 @@ def test_a_dropped_program_gives_its_memory_back_at_once(doubler: Any) -> None:
     del loaded
     assert fake.blocks.count == 0
     assert fake.closed
+
+
+def test_a_callers_stream_goes_to_the_one_device_that_takes_it(doubler: Any) -> None:
+    loaded, _ = load(doubler, DOUBLE)
+    with pytest.raises(UsageError, match="the program runs on 0"):
+        loaded.use_stream(7)
+
+    class Streaming(RecordingBackend):
+        streams: ClassVar[list[Any]] = []
+
+        def use_stream(self, stream: object) -> None:
+            self.streams.append(stream)
+
+    fake = Streaming(CUDA, DOUBLE)
+    loaded = LoadedProgram(doubler.planned(), {}, {CUDA: fake, CPU: CpuBackend()})
+    loaded.use_stream(7)
+    loaded.use_stream(None)
+    assert fake.streams == [7, None]
