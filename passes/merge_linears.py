@@ -11,6 +11,9 @@ import torch
 from .base import Pass, PassResult, Stage
 from .contents import Contents
 from .exported import ExportedMethod
+from .options import PlacementRule
+from .origins import module_path
+from .placement_rules import speaks_of
 
 _LINEAR = torch.ops.aten.linear.default
 
@@ -28,19 +31,23 @@ class MergeLinears(Pass[ExportedMethod]):
 
     contents: Contents = field(default_factory=Contents, repr=False)
     device: str = "cuda"
+    placement: tuple[PlacementRule, ...] = ()
+    """Layers that different rules speak of stay apart."""
 
     def run(self, subject: ExportedMethod) -> PassResult[ExportedMethod]:
         """Merge in one method, in place; programs for the cpu stay as they are."""
         if self.device == "cpu":
             return PassResult(subject, False)
-        groups = [group for group in _groups(subject, self.contents) if len(group) > 1]
+        groups = [group for group in _groups(subject, self.contents, self.placement) if len(group) > 1]
         for group in groups:
             _merge(subject, self.contents, group)
         subject.graph.recompile()
         return PassResult(subject, bool(groups))
 
 
-def _groups(method: ExportedMethod, contents: Contents) -> list[list[torch.fx.Node]]:
+def _groups(
+    method: ExportedMethod, contents: Contents, rules: Sequence[PlacementRule]
+) -> list[list[torch.fx.Node]]:
     found: dict[tuple[Any, ...], list[torch.fx.Node]] = {}
     for node in method.graph.graph.nodes:
         if node.op != "call_function" or node.target is not _LINEAR:
@@ -48,7 +55,8 @@ def _groups(method: ExportedMethod, contents: Contents) -> list[list[torch.fx.No
         operands = [*node.args[1:], None][:2]
         if not all(o is None or _is_own(method, contents, o) for o in operands):
             continue
-        key = (node.args[0], operands[1] is None, node.meta["val"].dtype)
+        spoken_of = tuple(speaks_of(rule, module_path(node), str(node.target), method.name) for rule in rules)
+        key = (node.args[0], operands[1] is None, node.meta["val"].dtype, spoken_of)
         found.setdefault(key, []).append(node)
     return list(found.values())
 

@@ -21,7 +21,12 @@ def parse_device(text: str) -> Device:
 
 
 def matches(rule: PlacementRule, node: Node, method: str) -> bool:
-    """Whether a rule speaks of this operator.
+    """Whether a rule speaks of this operator; see `speaks_of`."""
+    return speaks_of(rule, node.origin.module, node.operator, method)
+
+
+def speaks_of(rule: PlacementRule, module: str, operator: str, method: str) -> bool:
+    """Whether a rule speaks of an operator in a module of a method.
 
     A module pattern matches the module's dotted path or any module that holds it; an operator pattern the
     full name or its parts without namespace or overload (``aten.add.Tensor``, ``aten.add``, ``add``).
@@ -29,12 +34,11 @@ def matches(rule: PlacementRule, node: Node, method: str) -> bool:
     if rule.method and not fnmatchcase(method, rule.method):
         return False
     if rule.module:
-        path = node.origin.module
-        if not (fnmatchcase(path, rule.module) or fnmatchcase(path, f"{rule.module}.*")):
+        if not (fnmatchcase(module, rule.module) or fnmatchcase(module, f"{rule.module}.*")):
             return False
     if rule.operator:
-        packet = node.operator.rpartition(".")[0] or node.operator
-        names = (node.operator, packet, packet.rpartition(".")[2])
+        packet = operator.rpartition(".")[0] or operator
+        names = (operator, packet, packet.rpartition(".")[2])
         return any(fnmatchcase(name, rule.operator) for name in names)
     return True
 
@@ -61,7 +65,7 @@ def check_rules(graphs: Sequence[PlacedGraph], rules: Sequence[PlacementRule]) -
         listed = "nearest: " + ", ".join(f"`{name}`" for name in near)
         raise UsageError(
             f"the placement {words(rule)} matches no operator",
-            hint=listed if near else "`--explain` lists the operators",
+            hint=f"{listed if near else '`--explain` lists the operators'}; constants are folded before",
         )
 
 

@@ -193,3 +193,25 @@ def test_an_operator_without_a_kernel_becomes_a_host_island_where_that_is_allowe
     with torch.no_grad():
         expected = Picky()(x).numpy()
     np.testing.assert_allclose(call(loaded(result), (x,))[0], expected, rtol=1e-4, atol=1e-5)
+
+
+class TwoReaders(torch.nn.Module):  # type: ignore[misc]
+    """Two layers of one tensor, which a pass merges into one product where no rule forbids it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query = torch.nn.Linear(16, 8)
+        self.key = torch.nn.Linear(16, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.query(x) * self.key(x)
+
+
+def test_a_rule_for_one_of_two_layers_keeps_them_apart() -> None:
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(3))
+    result = exported(TwoReaders(), (x,), placement=(PlacementRule("cuda:1", module="key"),))
+    assert sorted(entry.kind for entry in ledger(result.placed[0])) == ["d2d", "d2h", "h2d", "h2d"]
+    with torch.no_grad():
+        expected = TwoReaders()(x).numpy()
+    np.testing.assert_allclose(call(loaded(result), (x,))[0], expected, rtol=1e-5, atol=1e-5)
