@@ -64,9 +64,19 @@ def from_interface(
         raise UsageError("the tensor's strides are no multiples of its element size", why=str(given))
     else:
         strides = tuple(step // dtype.itemsize for step in given)
-    here = backend or backend_of(Device("cuda", 0))
+    address = int(interface["data"][0])
+    ordinal = _ordinal_of(address)
+    here = backend or backend_of(Device("cuda", ordinal))
+    verify_ordinal(ordinal, here)
     # Absent or None: nothing is known, so the default stream, where most libraries work, is waited for.
     here.follow(interface.get("stream") or 1)
     keep = [owner]
-    operand = Operand(int(interface["data"][0]), dtype, shape, strides, here.device)
+    operand = Operand(address, dtype, shape, strides, here.device)
     return operand, here, keep.clear
+
+
+def _ordinal_of(address: int) -> int:
+    """The GPU that an address belongs to: the array interface does not say."""
+    from .cuda.driver import pointer_ordinal
+
+    return pointer_ordinal(address)

@@ -131,6 +131,15 @@ def devices() -> list[DeviceInfo]:
     return [device_info(cu, ordinal) for ordinal in range(int(check(cu.cuDeviceGetCount(), "count GPUs")))]
 
 
+def pointer_ordinal(address: int) -> int:
+    """The GPU whose memory an address is in; 0 for the null pointer of an empty tensor."""
+    cu = initialise()
+    if not address or int(check(cu.cuDeviceGetCount(), "count GPUs")) < 2:
+        return 0
+    attribute = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(check(cu.cuPointerGetAttribute(attribute, address), f"find the GPU of address {address:#x}"))
+
+
 def driver_version() -> str:
     """The newest CUDA version that the driver knows, such as ``13.0``; DeviceError without a driver."""
     number = int(check(initialise().cuDriverGetVersion(), "ask for the driver's version"))

@@ -35,7 +35,7 @@ class FakeDriver:
 
     CUresult = CUresult
     CUdevice_attribute = CUfunction_attribute = CUstream_flags = CUevent_flags = CUmemorytype = _Names()
-    CUstreamCaptureMode = CUstreamCaptureStatus = _Names()
+    CUstreamCaptureMode = CUstreamCaptureStatus = CUpointer_attribute = _Names()
     CUDA_MEMCPY2D = Rectangle
     CUstream = int
 
@@ -84,6 +84,9 @@ class FakeDriver:
 
     def _cuDriverGetVersion(self) -> int:
         return 13010
+
+    def _cuPointerGetAttribute(self, attribute: str, address: int) -> int:
+        return 1
 
     def _cuDeviceGet(self, ordinal: int) -> int:
         return ordinal

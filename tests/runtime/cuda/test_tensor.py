@@ -212,6 +212,16 @@ def test_the_array_interface_goes_both_ways(gpu: CudaBackend, cu: Any) -> None:
     assert ("cuEventRecord", "event", 4321) in cu.calls
 
 
+def test_the_array_interface_is_asked_of_the_driver_where_there_are_two_gpus(
+    gpu: CudaBackend, cu: Any
+) -> None:
+    tensor = DeviceTensor.empty((4,), "float32")
+    cu.count = 2  # and the driver says that every address is GPU 1's
+    foreign = type("Foreign", (), {"__cuda_array_interface__": tensor.__cuda_array_interface__})()
+    with pytest.raises(UsageError, match="is on GPU 1"):
+        gpu.describe(foreign)
+
+
 @pytest.mark.parametrize(
     ("value", "why"),
     [
