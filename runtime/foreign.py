@@ -65,9 +65,9 @@ def from_interface(
     else:
         strides = tuple(step // dtype.itemsize for step in given)
     address = int(interface["data"][0])
-    ordinal = _ordinal_of(address)
-    here = backend or backend_of(Device("cuda", ordinal))
-    verify_ordinal(ordinal, here)
+    here = backend or backend_of(Device("cuda", _ordinal_of(address)))
+    if address:
+        verify_ordinal(_ordinal_of(address), here)
     # Absent or None: nothing is known, so the default stream, where most libraries work, is waited for.
     here.follow(interface.get("stream") or 1)
     keep = [owner]
