@@ -190,7 +190,7 @@ class CudaBackend(GpuContext):
                 self._staging = None
             raise
         finally:
-            self._stream = callers or self._own_stream
+            self._stream = self._own_stream if callers is None else callers
         step = graph.GraphStep(self, executable, nodes)
         self._graphs.add(step)
         check(self._cu.cuGraphUpload(executable, self._own_stream), "upload a CUDA graph")
