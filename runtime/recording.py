@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from .backend import DeviceArray, Operand, Step
 from .blocks import Blocks, copy_in, copy_out, set_bytes
 from .errors import DeviceError, ExecutionError, UsageError
 from .expr import evaluate
-from .host import HostValue, array_at, bytes_at, host_value
+from .host import Array, HostValue, array_at, bytes_at, host_value
 from .program import Copy, CopyKind, Device, HostCall, Kernel, Launch, LibraryCall, Ref
 
 Work = Callable[[Mapping[str, Operand]], None]
 """What a kernel, library function or host operator does, given all operands by value name."""
+
+
+def operand_view(operand: Operand) -> Array:
+    """The memory of an operand, in place."""
+    return array_at(operand.address, operand.dtype, operand.shape, operand.strides)
+
+
+def elementwise(function: Callable[..., Any], *names: str) -> Work:
+    """Work in which the last named value becomes the function of the others."""
+
+    def work(operands: Mapping[str, Operand]) -> None:
+        *given, out = [operand_view(operands[name]) for name in names]
+        out[...] = function(*given)
+
+    return work
 
 
 class RecordingTensor:

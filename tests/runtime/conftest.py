@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
+from devplan.runtime.cpu import CpuBackend
 from devplan.runtime.dtypes import DType
+from devplan.runtime.engine import EngineOptions, LoadedProgram
 from devplan.runtime.expr import Expr, Size, evaluate
 from devplan.runtime.host import contiguous_strides, numpy_dtype
 from devplan.runtime.program import (
@@ -41,8 +44,10 @@ from devplan.runtime.program import (
     Symbol,
     Value,
 )
+from devplan.runtime.recording import RecordingBackend, Work, elementwise
 
 CUDA = Device("cuda", 0)
+DOUBLE = {"double": elementwise(lambda x: x + x, "x_device", "y")}
 
 
 @dataclass
@@ -235,6 +240,20 @@ class ProgramBuilder:
         plans = tuple(bump_plan(method, packed) for method in methods)
         return PlannedProgram(program, Plan(plans if static else (), static))
 
+    def load(
+        self,
+        work: Mapping[str, Work] | None = None,
+        *,
+        scrub: bool = False,
+        poison: bool = False,
+        fail: Callable[[str], bool] = lambda line: False,
+        **plan: bool,
+    ) -> tuple[LoadedProgram, RecordingBackend]:
+        """The program loaded on a recording device, and that device."""
+        fake = RecordingBackend(CUDA, work, fail=fail)
+        backends = {CUDA: fake, CPU: CpuBackend()}
+        return LoadedProgram(self.planned(**plan), self.bytes, backends, EngineOptions(scrub, poison)), fake
+
 
 @pytest.fixture
 def program() -> ProgramBuilder:
@@ -250,3 +269,21 @@ def symbolic() -> Any:
         return Expr(name)
 
     return add
+
+
+@pytest.fixture
+def doubler(program: ProgramBuilder) -> ProgramBuilder:
+    """y = x + x on the device."""
+    method = program.method()
+    x = method.input("x")
+    y = method.tensor("y")
+    method.launch("double", [x], [y], 4)
+    method.output("y", y)
+    program.kernel("double")
+    return program
+
+
+@pytest.fixture
+def double() -> Mapping[str, Work]:
+    """What the kernel of `doubler` does."""
+    return DOUBLE
