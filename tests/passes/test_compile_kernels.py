@@ -1,0 +1,88 @@
+"""Kernels to machine code without a GPU: one cubin an architecture, PTX of the lowest, cached."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from devplan.passes import compile_kernels as compiling
+from devplan.passes.compile_kernels import canonical, compile_kernels
+from devplan.passes.tape import KernelSpec
+from devplan.runtime.errors import PassError
+
+pytestmark = pytest.mark.torch
+
+DOUBLE = KernelSpec(
+    name="double_3",
+    source=(
+        "@triton.jit\n"
+        "def double_3(x, y, n, BLOCK: tl.constexpr):\n"
+        "    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+        "    tl.store(y + at, tl.load(x + at, at < n) * 2, at < n)\n"
+    ),
+    parameters=(("x", "*fp32"), ("y", "*fp32"), ("n", "i32")),
+    constants=(("BLOCK", 128),),
+    divisible_by_16=("x", "y"),
+    num_warps=2,
+    num_stages=1,
+    grid=("-(n // -BLOCK)", "1", "1"),
+    call_names=("x", "y", "n"),
+)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DEVPLAN_CACHE_DIR", str(tmp_path))
+    return tmp_path / "kernels"
+
+
+def test_one_cubin_for_each_architecture_and_ptx_of_the_lowest(cache: Path) -> None:
+    (kernel,) = compile_kernels([canonical(DOUBLE)], ("sm_80", "sm_90"))
+    assert [(c.architecture, c.form) for c in kernel.codes] == [
+        ("sm_80", "cubin"),
+        ("sm_90", "cubin"),
+        ("sm_80", "ptx"),
+    ]
+    assert all(c.data[:4] == b"\x7fELF" for c in kernel.codes[:2])
+    assert b".target sm_80" in kernel.codes[2].data
+    assert [(p.name, p.type) for p in kernel.parameters] == [("x", "*fp32"), ("y", "*fp32"), ("n", "i32")]
+    assert {c.num_warps for c in kernel.codes} == {2}
+
+
+def test_the_newest_architecture_alone_still_leaves_ptx_that_later_ones_can_run(cache: Path) -> None:
+    (kernel,) = compile_kernels([canonical(DOUBLE)], ("sm_90",))
+    assert b".target sm_89" in kernel.codes[-1].data  # PTX for sm_90a would run on nothing newer
+
+
+def test_code_holds_no_path_of_the_machine_that_made_it(cache: Path) -> None:
+    (kernel,) = compile_kernels([canonical(DOUBLE)], ("sm_80",))
+    assert not any(re.search(rb"/tmp|/home|devplan-|\.py", c.data) for c in kernel.codes)
+
+
+def test_equal_kernels_have_one_name_and_others_another() -> None:
+    other = replace(DOUBLE, name="double_9", source=DOUBLE.source.replace("double_3", "double_9"))
+    assert canonical(DOUBLE) == canonical(other)
+    assert canonical(DOUBLE).name != canonical(replace(DOUBLE, num_warps=4)).name
+    assert canonical(DOUBLE).name.startswith("double_")
+
+
+def test_a_second_export_takes_kernels_from_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compile_kernels([canonical(DOUBLE)], ("sm_80",))
+    monkeypatch.setattr(compiling, "compile_kernel", None)  # compiling again would fail
+    assert compile_kernels([canonical(DOUBLE)], ("sm_80",)) == first
+
+
+def test_a_damaged_cache_entry_is_compiled_again(cache: Path) -> None:
+    first = compile_kernels([canonical(DOUBLE)], ("sm_80",))
+    for entry in cache.iterdir():
+        entry.write_bytes(b"damaged")
+    assert compile_kernels([canonical(DOUBLE)], ("sm_80",)) == first
+
+
+def test_a_kernel_that_does_not_compile_is_named(cache: Path) -> None:
+    broken = replace(DOUBLE, source=DOUBLE.source.replace("* 2", "* missing"))
+    with pytest.raises(PassError, match=r"double_.* does not compile for sm_80"):
+        compile_kernels([canonical(broken)], ("sm_80",), jobs=1)
