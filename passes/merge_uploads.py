@@ -199,6 +199,8 @@ def _reason(method: Method, copies: Sequence[Copy]) -> str:
         return next(port for port in method.inputs if port.value == value)
 
     names = [f"`{port(copy.source).name}`" for copy in copies]
-    readers = list(dict.fromkeys(tail for copy in copies if (tail := copy.reason.partition(" is read by ")[2])))
+    readers = list(
+        dict.fromkeys(tail for copy in copies if (tail := copy.reason.partition(" is read by ")[2]))
+    )
     what = f"inputs {', '.join(names[:-1])} and {names[-1]} go up as one transfer from one staging buffer"
     return f"{what}, read by {' and by '.join(readers)}" if readers else what

@@ -33,9 +33,8 @@ def speaks_of(rule: PlacementRule, module: str, operator: str, method: str) -> b
     """
     if rule.method and not fnmatchcase(method, rule.method):
         return False
-    if rule.module:
-        if not (fnmatchcase(module, rule.module) or fnmatchcase(module, f"{rule.module}.*")):
-            return False
+    if rule.module and not (fnmatchcase(module, rule.module) or fnmatchcase(module, f"{rule.module}.*")):
+        return False
     if rule.operator:
         packet = operator.rpartition(".")[0] or operator
         names = (operator, packet, packet.rpartition(".")[2])

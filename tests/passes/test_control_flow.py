@@ -115,12 +115,14 @@ def test_a_condition(options: dict[str, Any], kinds: list[str], tmp_path: Path) 
     check(result, Condition(), [(X,), (-X,), (X,)], tmp_path)
 
 
+@pytest.mark.slow
 def test_a_condition_of_dynamic_size(tmp_path: Path) -> None:
     rows = torch.export.Dim("rows", min=2, max=8)
     result = exported(Condition(), X, dynamic=({0: rows},))
     check(result, Condition(), [(X,), (-torch.ones(5, 3),), (torch.ones(8, 3),)], tmp_path)
 
 
+@pytest.mark.slow
 def test_a_condition_in_a_condition(tmp_path: Path) -> None:
     result = exported(Nested(), X)
     cases = [(X,), (X / 10,), (-X,)]

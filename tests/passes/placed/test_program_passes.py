@@ -257,7 +257,7 @@ def stretches(method: Method) -> int:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 @given(programs())
 def test_a_random_program_means_the_same_and_takes_no_more(program: Program) -> None:
