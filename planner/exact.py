@@ -33,6 +33,9 @@ from numpy.typing import NDArray
 
 from .problem import Problem, sections
 
+LARGEST = 6000
+"""Buffers that the search takes at most: its recursion is as deep."""
+
 _Ints = NDArray[np.signedinteger[Any]]
 _SMALL = 1 << 28
 """Capacities below this, in units, are searched with 32-bit numbers."""
@@ -86,7 +89,7 @@ class ExactSearch:
     @staticmethod
     def fits(problem: Problem, capacity: int) -> bool:
         """Whether numbers and recursion stay within what the search can hold."""
-        return 0 < len(problem.buffers) <= 6000 and capacity // _unit(problem) < 1 << 58
+        return 0 < len(problem.buffers) <= LARGEST and capacity // _unit(problem) < 1 << 58
 
     def _index(self) -> None:
         """Who lives in each section, one after the other, and who meets whom."""
@@ -111,6 +114,11 @@ class ExactSearch:
         found = np.zeros(len(self.order))
         found[self.order] = tops
         return found
+
+    def start(self) -> ExactSearch:
+        """This search with nothing placed yet: ``lowest``, ``floor`` and ``rest`` are those of the start."""
+        self._reset()
+        return self
 
     def _reset(self) -> None:
         n = len(self.order)
@@ -237,7 +245,7 @@ class ExactSearch:
         near = self.neighbours[buffer]
         low, high = max(self.reach[buffer][0], a), min(self.reach[buffer][1], b)
         lowest, floor = self.lowest[near], self.floor[low:high].copy()
-        self.lowest[near] = np.maximum(lowest, self._aligned(bottom + size, near))
+        self.lowest[near] = np.maximum(lowest, self.aligned(bottom + size, near))
         self.lowest[buffer] = self.placed
         self.rest[first:last] -= size
         self.left[first:last] -= 1
@@ -263,14 +271,14 @@ class ExactSearch:
         high = min(max(self.last[each] for each in candidates), b)
         lowest, floor = self.lowest[candidates], self.floor[low:high].copy()
         self.lowest[candidates] = np.maximum(
-            lowest, self._aligned(np.array(raised, dtype=self.integer), candidates)
+            lowest, self.aligned(np.array(raised, dtype=self.integer), candidates)
         )
         if self._raise_floors(low, high) and self._solve(a, b):
             return True
         self.lowest[candidates], self.floor[low:high] = lowest, floor
         return False
 
-    def _aligned(self, address: int | _Ints, buffers: NDArray[np.intp] | list[int]) -> int | _Ints:
+    def aligned(self, address: int | _Ints, buffers: NDArray[np.intp] | list[int]) -> int | _Ints:
         """The address, raised for each of the buffers to a multiple of its alignment."""
         if self.alignment is None:
             return address

@@ -158,6 +158,8 @@ class _Candidate:
             return "a jump lies in between"
         if not touched.writes or touched.writes[0] > self.index or touched.writes[-1] > self.index:
             return "the source is written again later"
+        if touched.reads and touched.reads[0] <= touched.writes[0]:
+            return "the source is read before it is written"
         if last > self.index and any(
             self._touches_destination(at, True) for at in range(self.index + 1, last + 1)
         ):

@@ -56,11 +56,11 @@ class _Improvement:
     def run(self) -> Placement:
         limit = float(max(_FIRST_LIMIT, 2 * len(self.problem.buffers)))
         for number, starts in enumerate(self._rounds()):
-            for start, priority in enumerate(starts):
+            for priority in starts:
                 if self._is_over():
                     return self.best
                 self._ask(self.low, priority, int(limit), keep=number % 2 == 1)
-                if start % 2 == 0 and not self._is_over():
+                if number % 2 == 0 and not self._is_over():
                     self._ask_between(priority, int(limit))
             limit *= _GROWTH
         return self.best

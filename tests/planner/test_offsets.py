@@ -10,8 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from devplan.planner.beam import beam
 from devplan.planner.exact import ExactSearch
 from devplan.planner.greedy import sweep
+from devplan.planner.iterate import iterate
 from devplan.planner.offsets import place
 from devplan.planner.problem import Buffer, Placement, Problem, align, lower_bound, sections
 
@@ -96,6 +98,15 @@ def test_the_search_proves_what_it_says(problem: Problem, above: int) -> None:
     if found:
         offsets = search.placement()
         verify(problem, Placement(offsets, problem.height(offsets), ""))
+
+
+@relaxed
+@given(problems(20, (1, 2, 4)), st.integers(1, 5))
+def test_beam_and_iteration_are_right_and_never_worse(problem: Problem, width: int) -> None:
+    greedy = sweep(problem, 1)
+    for found in (beam(problem, greedy, width), iterate(problem, greedy, 10 * width)):
+        verify(problem, found)
+        assert found.height <= greedy.height
 
 
 @relaxed
