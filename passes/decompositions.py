@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from . import recurrent
+from . import more_decompositions as more
+from . import order, recurrent
 from .attention import fused, is_fusable
 
 aten = torch.ops.aten
@@ -60,6 +61,31 @@ def replacements() -> dict[Any, Callable[..., Any]]:
     return {aten.scaled_dot_product_attention.default: attention, **host_replacements()}
 
 
+def on_cuda() -> dict[Any, Callable[..., Any]]:
+    """Decompositions of our own on the target; one may answer NotImplemented for what Inductor does itself."""
+    return {
+        aten.sort.default: order.sort_default,
+        aten.sort.stable: order.sort,
+        aten.argsort.stable: order.argsort,
+        aten.topk.default: order.topk,
+        aten.kthvalue.default: order.kthvalue,
+        aten.median.dim: order.median_dim,
+        aten.median.default: order.median,
+        aten.histc.default: more.histc,
+        aten._cdist_forward.default: more.cdist,
+        aten._trilinear.default: more.trilinear,
+        aten._embedding_bag.default: more.embedding_bag,
+        aten._embedding_bag_forward_only.default: more.embedding_bag,
+        aten.scatter.src: more.scatter,
+        aten.scatter.value: more.scatter_value,
+        aten.scatter_add.default: more.scatter_add,
+        aten.scatter_reduce.two: more.scatter_reduce,
+        aten.nonzero_static.default: more.nonzero_static,
+        aten._upsample_bilinear2d_aa.default: more.upsample_bilinear_aa,
+        aten._upsample_bicubic2d_aa.default: more.upsample_bicubic_aa,
+    }
+
+
 def host_replacements() -> dict[Any, Callable[..., Any]]:
     """The same for regions on the host."""
     return {
@@ -68,4 +94,11 @@ def host_replacements() -> dict[Any, Callable[..., Any]]:
         aten.gru.input: recurrent.gru,
         aten.rnn_tanh.input: recurrent.simple(torch.tanh),
         aten.rnn_relu.input: recurrent.simple(torch.relu),
+        **_of_other_libraries(),
     }
+
+
+def _of_other_libraries() -> dict[Any, Callable[..., Any]]:
+    """Operators that libraries register, where those are loaded."""
+    grouped = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
+    return {} if grouped is None else {grouped.default: more.grouped_product}

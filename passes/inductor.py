@@ -42,6 +42,7 @@ from triton.runtime.driver import driver
 from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.expr import Size
 from ..runtime.program import SourceLocation
+from .decompositions import on_cuda
 from .device_guard import cuda_guard
 from .library_calls import has_library_call
 from .origins import origin_of
@@ -576,4 +577,4 @@ def decomposition_table() -> dict[Any, Any]:
         and not _is_generated(operator)
         and not has_library_call(str(operator))
     }
-    return {**rest, **select_decomp_table()}
+    return {**rest, **select_decomp_table(), **on_cuda()}

@@ -30,14 +30,19 @@ def main() -> None:
         for name, group, device in _wanted(options, results):
             row = _in_process(name, group, device, options)
             results.add(row)
-            print(f"{name:32} {device:5} {row['status']:9} {row['seconds']:7.1f}s  {row['error'][:110]}", flush=True)
+            print(
+                f"{name:32} {device:5} {row['status']:9} {row['seconds']:7.1f}s  {row['error'][:110]}",
+                flush=True,
+            )
     print(table(results.rows()))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     folder = Path(tempfile.gettempdir())
-    parser.add_argument("--results", default=str(folder / "devplan-zoo.jsonl"), help="results, one row a line")
+    parser.add_argument(
+        "--results", default=str(folder / "devplan-zoo.jsonl"), help="results, one row a line"
+    )
     parser.add_argument("--group", default="models,timm,transformers", help="which groups")
     parser.add_argument("--only", default="", help="these models alone, measured again")
     parser.add_argument("--devices", default="cuda,cpu", help="devices to export for")

@@ -85,14 +85,18 @@ def measure(
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         row.status = "traceback"
-        row.error = f"{type(error).__name__} at {where.filename.rsplit('/', 1)[-1]}:{where.lineno}: {error}"[:600]
+        row.error = f"{type(error).__name__} at {where.filename.rsplit('/', 1)[-1]}:{where.lineno}: {error}"[
+            :600
+        ]
     return row
 
 
 def _export(row: Row, source: ModelSource, device: str, code: bool) -> exporting.ExportResult:
     options = ExportOptions(device=device, architectures=("sm_90",))
     begin = time.perf_counter()
-    with mock.patch.object(exporting, "compile_kernels", exporting.compile_kernels if code else _without_code):
+    with mock.patch.object(
+        exporting, "compile_kernels", exporting.compile_kernels if code else _without_code
+    ):
         result = exporting.export(source, options)
     row.seconds = round(time.perf_counter() - begin, 2)
     _describe(row, result.planned)

@@ -59,5 +59,7 @@ def _sums(group: str, models: dict[str, dict[str, dict[str, Any]]]) -> list[str]
         right = sum(row["status"] == "right" for row in counted)
         states = ", ".join(f"{n} {s}" for s, n in Counter(row["status"] for row in rows).most_common())
         share = f"{100 * right / len(counted):.0f} %"
-        lines.append(f"{group} on {device}: {exported} of {len(counted)} export, {right} right ({share}); {states}")
+        lines.append(
+            f"{group} on {device}: {exported} of {len(counted)} export, {right} right ({share}); {states}"
+        )
     return lines

@@ -10,7 +10,23 @@ from devplan.passes.source import MethodSource, ModelSource
 
 from . import torchvision_stub
 
-_SMALL = ("test_", "atto", "femto", "pico", "nano", "xxs", "xs", "tiny", "_t", "mini", "lite", "small", "_s", "_0", "18")
+_SMALL = (
+    "test_",
+    "atto",
+    "femto",
+    "pico",
+    "nano",
+    "xxs",
+    "xs",
+    "tiny",
+    "_t",
+    "mini",
+    "lite",
+    "small",
+    "_s",
+    "_0",
+    "18",
+)
 """Words in the names of small models, smallest first."""
 PIXELS = 96
 

@@ -1,0 +1,216 @@
+"""Operators in terms of others, where neither Inductor nor PyTorch takes them apart for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """As ``aten.histc``; equal ``min`` and ``max`` stand for the range of the data."""
+    flat = x.flatten()
+    low, high = (flat.amin(), flat.amax()) if min == max else (min, max)
+    position = ((flat - low) * bins / (high - low)).floor().to(torch.int64)
+    position = torch.where(flat == high, bins - 1, position)
+    found = position[None, :] == torch.arange(bins, device=x.device)[:, None]
+    return (found & (flat >= low) & (flat <= high)).sum(1).to(x.dtype)
+
+
+def cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
+    """As ``aten._cdist_forward``: distances between all rows of x and all rows of y."""
+    difference = (x.unsqueeze(-2) - y.unsqueeze(-3)).abs()
+    if p == 0:
+        return (difference != 0).sum(-1).to(x.dtype)
+    if p == 1:
+        return difference.sum(-1)
+    if p == 2:
+        return (difference * difference).sum(-1).sqrt()
+    return difference.amax(-1) if p == float("inf") else difference.pow(p).sum(-1).pow(1 / p)
+
+
+def trilinear(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Tensor:
+    """As ``aten._trilinear``: the product of three expanded tensors, summed."""
+    for dim in expand1:
+        a = a.unsqueeze(dim)
+    for dim in expand2:
+        b = b.unsqueeze(dim)
+    for dim in expand3:
+        c = c.unsqueeze(dim)
+    return (a * b * c).sum(list(sumdim))
+
+
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As ``aten._embedding_bag``: sums (mode 0), means (1) or maxima (2) of rows, bag by bag."""
+    starts = offsets[:-1] if include_last_offset else offsets
+    position = torch.arange(indices.numel(), device=indices.device)
+    bag = (starts[None, :] <= position[:, None]).sum(1) - 1
+    member = bag[None, :] == torch.arange(starts.numel(), device=indices.device)[:, None]
+    if padding_idx >= 0:
+        member = member & (indices != padding_idx)[None, :]
+    counts = member.sum(1)
+    rows = weight.index_select(0, indices)
+    if mode == 2:
+        kept = torch.where(member[:, :, None], rows[None], float("-inf")).amax(1)
+        output = torch.where(counts[:, None] > 0, kept, 0)
+    else:
+        share = member.to(rows.dtype)
+        share = share if per_sample_weights is None else share * per_sample_weights[None, :]
+        output = torch.mm(share, rows)
+        output = output / counts.clamp(min=1)[:, None] if mode == 1 else output
+    return output, bag, counts, torch.zeros_like(counts)
+
+
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """As ``aten.scatter_reduce.two`` without atomics: each result looks for its sources."""
+    if index.dim() == 0:
+        x, index, source, dim = x.reshape(1), index.reshape(1), source.reshape(1), 0
+    source = source[tuple(slice(0, extent) for extent in index.shape)]
+    area = tuple(slice(None) if d == dim % x.dim() else slice(0, e) for d, e in enumerate(index.shape))
+    old, places = x[area].movedim(dim, -1), torch.arange(x.size(dim), device=x.device)
+    hit = index.movedim(dim, -1).unsqueeze(-2) == places[:, None]
+    given = source.movedim(dim, -1).unsqueeze(-2)
+    start = {"amax": _least(x), "amin": _most(x), "prod": 1}.get(reduce, 0)
+    chosen = torch.where(hit, given, torch.full((), start, dtype=x.dtype, device=x.device))
+    counts = hit.sum(-1)
+    first = old if include_self else torch.where(counts > 0, torch.full_like(old, start), old)
+    if reduce in ("amax", "amin"):
+        pick = torch.maximum if reduce == "amax" else torch.minimum
+        new = pick(first, chosen.amax(-1) if reduce == "amax" else chosen.amin(-1))
+    elif reduce == "prod":
+        new = first * chosen.prod(-1)
+    else:
+        new = first + chosen.sum(-1)
+        if reduce == "mean":
+            total = (counts + 1 if include_self else counts).clamp(min=1)
+            new = new / total if x.is_floating_point() else new.div(total, rounding_mode="floor")
+    made = x.clone()
+    made[area] = torch.where(counts > 0, new.to(x.dtype), old).movedim(-1, dim)
+    return made
+
+
+def _least(x: Tensor) -> float:
+    return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
+
+
+def _most(x: Tensor) -> float:
+    return float("inf") if x.is_floating_point() else torch.iinfo(x.dtype).max
+
+
+_ATOMIC = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32)
+"""What Inductor scatters by itself."""
+
+
+def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
+    """As ``aten.scatter.src`` for element types that Inductor hands to a library; else NotImplemented."""
+    if x.dtype in _ATOMIC or x.dim() == 0 or index.dim() == 0:
+        return NotImplemented
+    places: list[Tensor] = []
+    for d, extent in enumerate(index.shape):
+        along = [1] * index.dim()
+        along[d] = -1
+        places.append(index if d == dim % x.dim() else torch.arange(extent, device=x.device).view(along))
+    return torch.ops.aten.index_put.default(x, places, source[tuple(slice(0, e) for e in index.shape)])
+
+
+def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Any:
+    """As ``aten.scatter.value``, likewise."""
+    return scatter(x, dim, index, torch.full_like(index, value, dtype=x.dtype))
+
+
+def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
+    """As ``aten.scatter_add``, likewise."""
+    return NotImplemented if x.dtype in _ATOMIC else scatter_reduce(x, dim, index, source, "sum")
+
+
+def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """As ``aten.nonzero_static``: the first ``size`` indices of non-zero elements, then ``fill_value``."""
+    mask = (x != 0).flatten()
+    rank = torch.cumsum(mask.to(torch.int64), 0) - 1
+    place = torch.where(mask & (rank < size), rank, size)
+    position = torch.arange(mask.numel(), device=x.device, dtype=torch.int32)
+    empty = torch.full((size + 1,), -1, dtype=torch.int32, device=x.device)
+    found = empty.scatter(0, place, position)[:size].to(torch.int64)
+    columns: list[Tensor] = []
+    rest = found
+    for extent in reversed(x.shape):
+        columns.insert(0, torch.where(found < 0, fill_value, rest % extent))
+        rest = rest // extent
+    return torch.stack(columns, 1) if columns else found.new_zeros((size, 0))
+
+
+def resize_antialiased(
+    x: Tensor, output_size: Sequence[int], align_corners: bool, scales: Sequence[float | None], reach: int
+) -> Tensor:
+    """Separable resampling; the filter (reach 1: triangle, 2: cubic) covers the source pixels of one result."""
+    for dim, extent, scale in zip((-2, -1), output_size, scales, strict=True):
+        x = _resample(x, dim, extent, scale, reach)
+    return x
+
+
+def _resample(x: Tensor, dim: int, extent: int, given: float | None, reach: int) -> Tensor:
+    scale = 1 / given if given else x.size(dim) / extent
+    stretch = max(scale, 1.0)
+    centre = (torch.arange(extent, device=x.device) + 0.5) * scale
+    distance = (torch.arange(x.size(dim), device=x.device)[None, :] + 0.5 - centre[:, None]).abs() / stretch
+    if reach == 1:
+        weight = (1 - distance).clamp(min=0)
+    else:
+        near = (1.5 * distance - 2.5) * distance * distance + 1
+        far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+        weight = torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
+    weight = (weight / weight.sum(1, keepdim=True)).to(x.dtype)
+    return torch.matmul(x.movedim(dim, -1), weight.t()).movedim(-1, dim)
+
+
+def upsample_bilinear_aa(
+    x: Tensor, output_size: Sequence[int], align_corners: bool, h: float | None = None, w: float | None = None
+) -> Tensor:
+    """As ``aten._upsample_bilinear2d_aa``."""
+    return resize_antialiased(x, output_size, align_corners, (h, w), 1)
+
+
+def upsample_bicubic_aa(
+    x: Tensor, output_size: Sequence[int], align_corners: bool, h: float | None = None, w: float | None = None
+) -> Tensor:
+    """As ``aten._upsample_bicubic2d_aa``."""
+    return resize_antialiased(x, output_size, align_corners, (h, w), 2)
+
+
+def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Rows of x [rows, k] times the matrix [groups, k, n] of their group; ``ends`` are the groups' last rows + 1.
+
+    For few rows the matrices are gathered; else every group's product is made and the right one kept.
+    """
+    row = torch.arange(x.size(0), device=x.device)
+    group = (ends[None, :] <= row[:, None]).sum(1)
+    known = group.clamp(max=weight.size(0) - 1)
+    if x.size(0) <= weight.size(0):
+        return torch.bmm(x.unsqueeze(1), weight.index_select(0, known)).squeeze(1)
+    output = x.new_zeros((x.size(0), weight.size(-1)))
+    for index in range(weight.size(0)):
+        output = torch.where((group == index)[:, None], torch.mm(x, weight[index]), output)
+    return output
