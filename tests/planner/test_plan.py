@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from devplan.planner import PlanOptions, check, peak_report, plan
-from devplan.planner.text import parse_planned, parse_program
+from devplan.planner.text import format_planned, parse_planned, parse_program
 from devplan.runtime.errors import BudgetError, PlanError
 from devplan.runtime.program import Arena, PlannedProgram, Program
 
@@ -108,6 +109,9 @@ method prefill(x = %x) -> (y = %y)
 """
 
 
+Golden = Callable[[str, str], None]
+
+
 def planned(text: str, options: PlanOptions | None = None) -> PlannedProgram:
     """Plan the program of this text, and prove the plan."""
     found = plan(parse_program(text), options)
@@ -121,6 +125,14 @@ def arena(found: PlannedProgram, method: str = "forward", memory_id: int = 1) ->
 
 def spans(found: PlannedProgram, method: str = "forward") -> dict[str, tuple[int, int]]:
     return {live.storage: (live.begin, live.end) for live in found.plan.method(method).live_ranges}
+
+
+@pytest.mark.parametrize("name", ["chain", "cond", "loop", "state"])
+def test_plans_read_as_before(name: str, golden: Golden) -> None:
+    golden(
+        format_planned(planned({"chain": CHAIN, "cond": COND, "loop": LOOP, "state": STATE}[name])),
+        f"planner/{name}.txt",
+    )
 
 
 def test_a_chain_takes_its_two_largest_neighbours_and_nothing_for_what_is_unused() -> None:
