@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from .backend import Backend
 from .cpu import CpuBackend
@@ -17,46 +16,6 @@ from .program import CPU, Device, PlannedProgram
 Notify = Callable[[str], None]
 
 
-def load(
-    path: str | Path,
-    device: str | None = None,
-    *,
-    device_map: Mapping[str, str] | None = None,
-    allow_torch_ops: bool = False,
-    poison: bool = False,
-    notify: Notify | None = None,
-) -> LoadedProgram:
-    """Read, check and load an artifact.
-
-    Args:
-        path: the ``.pte`` file.
-        device: ``cuda``, ``cuda:N`` (everything on that GPU), ``emulator``, ``cpu`` (for programs without a
-            device part), or None: CUDA where a driver and a GPU are, else the emulator (``notify`` says so).
-        device_map: for programs on several GPUs, which GPU serves which slot: ``{"cuda:0": "cuda:1"}``.
-        allow_torch_ops: whether operators of a CUDA program may run on the host through torch. A program
-            exported for the cpu needs no leave.
-        poison: on the emulator, overwrite every storage when its live range ends (for tests of plans).
-        notify: told what a person should know, one line each; by default a `UserWarning`.
-
-    Raises:
-        ArtifactError: the file is missing, damaged or foreign.
-        DeviceError: no such device, or no code for it.
-        UsageError: an unknown device name, or operators that need torch and are not allowed to.
-    """
-    from .artifact import read  # lazy: a program that was just exported needs no reader
-
-    artifact = read(Path(path))
-    return load_planned(
-        artifact.planned,
-        artifact.constants,
-        device,
-        device_map=device_map,
-        allow_torch_ops=allow_torch_ops,
-        poison=poison,
-        notify=notify,
-    )
-
-
 def load_planned(
     planned: PlannedProgram,
     constants: Constants,
@@ -65,9 +24,10 @@ def load_planned(
     device_map: Mapping[str, str] | None = None,
     allow_torch_ops: bool = False,
     poison: bool = False,
+    scrub: bool = False,
     notify: Notify | None = None,
 ) -> LoadedProgram:
-    """Like `load`, for a program in memory and its constants' bytes by digest."""
+    """Like `start.load`, for a program in memory and its constants' bytes by digest."""
     slots = device_slots(planned)
     check_torch_ops(planned, slots, allow_torch_ops)
     backends: dict[Device, Backend] = {CPU: CpuBackend()}
@@ -75,6 +35,10 @@ def load_planned(
     if slots:
         chosen = _choose(slots, device, device_map or {}, notify or _warn)
         is_emulated = chosen is None
+        if poison and chosen is not None:
+            for backend in chosen.values():
+                backend.close()
+            raise UsageError("storages can be poisoned on the emulator only", hint="load on `emulator`")
         backends |= _emulators(slots) if chosen is None else chosen
     elif device not in (None, "cpu", "emulator"):
         raise DeviceError(
@@ -82,7 +46,7 @@ def load_planned(
             why="it was exported for the cpu",
             hint="run it on `cpu`",
         )
-    return LoadedProgram(planned, constants, backends, EngineOptions(scrub=is_emulated, poison=poison))
+    return LoadedProgram(planned, constants, backends, EngineOptions(scrub or is_emulated, poison))
 
 
 def device_slots(planned: PlannedProgram) -> list[Device]:

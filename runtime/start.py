@@ -19,6 +19,7 @@ def load(
     device_map: Mapping[str, str] | None = None,
     allow_torch_ops: bool = False,
     poison: bool = False,
+    scrub: bool = False,
     notify: Callable[[str], None] | None = None,
     tuning: str | Path | None = None,
 ) -> LoadedProgram:
@@ -34,6 +35,8 @@ def load(
         poison: on the emulator, overwrite every storage when its live range ends (for tests of plans).
         tuning: a file that `devplan tune` wrote; not used on another GPU or with another library, as
             ``notify`` is told.
+        scrub: fill the arenas with 0xFF (a NaN in every floating type) before each call, to show that nothing
+            is read that the call did not write; always on the emulator.
         notify: told what a person should know, one line each; by default a `UserWarning`.
 
     Raises:
@@ -60,6 +63,7 @@ def load(
         device_map=device_map,
         allow_torch_ops=allow_torch_ops,
         poison=poison,
+        scrub=scrub,
         notify=notify,
     )
     if tuning is not None:

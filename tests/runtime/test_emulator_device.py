@@ -218,6 +218,37 @@ def test_choosing_a_device(program: Any) -> None:
         load_planned(planned, {}, device_map={"cuda:3": "cuda:0"})
 
 
+def test_poison_is_for_the_emulator(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from devplan.runtime import loading
+
+    monkeypatch.setattr(loading, "_cuda", lambda slots, gpus: {slot: EmulatorBackend(slot) for slot in slots})
+    planned = chain(program).planned()
+    with pytest.raises(UsageError, match="poisoned on the emulator only"):
+        load_planned(planned, {}, "cuda", poison=True)
+    loaded = load_planned(planned, {}, "cuda", scrub=True)
+    np.testing.assert_array_equal(loaded.method()(np.ones(10, np.float32))["y"], 16)
+
+
+def test_without_a_driver_the_emulator_runs_and_a_line_says_so(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from devplan.runtime import loading
+
+    def no_driver(slots: Any, gpus: Any) -> Any:
+        raise DeviceError("there is no CUDA driver")
+
+    monkeypatch.setattr(loading, "_cuda", no_driver)
+    planned, lines = chain(program).planned(), list[str]()
+    loaded = load_planned(planned, {}, notify=lines.append)
+    assert loaded.devices[CUDA] == "emulator"
+    assert len(lines) == 1
+    assert "running on the emulator" in lines[0]
+    with pytest.warns(UserWarning, match="running on the emulator"):
+        load_planned(planned, {})
+    with pytest.raises(DeviceError, match="there is no CUDA driver"):
+        load_planned(planned, {}, "cuda:0")
+
+
 def test_host_operators_need_leave(program: Any) -> None:
     method = program.method()
     x = method.input("x")
