@@ -46,7 +46,7 @@ def lanes_svg(method: Method) -> str:
     lanes = sorted(
         {step.lane for step in drawn} | {step.target for step in drawn if step.target}, key=_lane_order
     )
-    width = _LEFT + max(1, len(drawn)) * (_BOX + _GAP)
+    width = _LEFT + max(1, len(drawn)) * (_BOX + _GAP) + _BOX // 2
     height = 20 + len(lanes) * _LANE
     parts = [_ARROW]
     for row, lane in enumerate(lanes):
@@ -87,7 +87,7 @@ def _draw(step: Step, x: int, lanes: list[str]) -> list[str]:
     return [
         box,
         element("text", text(step.label), x=x + 8, y=y + 22, class_="name"),
-        element("text", text(step.detail[:26]), x=x + 8, y=y + 40, class_="axis"),
+        element("text", text(step.detail[:24]), x=x + 8, y=y + 40, class_="axis"),
     ]
 
 

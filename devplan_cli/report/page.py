@@ -9,14 +9,14 @@ from typing import Any
 
 from ...runtime.program import Launch, PlannedProgram
 from ..summary import constants_line, kernel_counts, port_words
-from ..words import count, lifetime, size
+from ..words import count, lifetime, origin, size
 from .lanes import lanes_svg
 from .markup import element, table, text
 from .svg import ROLE_COLOURS, arena_svg
 from .treemap import treemap_svg
 
-_LARGEST = 400
-"""Rows of the tensor table; the rest is told as a number."""
+_SHOWN, _LARGEST = 40, 400
+"""Rows of the tensor table that are shown, and that can be unfolded; the rest is told as a number."""
 
 
 def write_page(path: Path, name: str, described: dict[str, Any], planned: PlannedProgram) -> None:
@@ -72,13 +72,13 @@ def _legend() -> str:
     parts = [
         element("i", " ", style=f"background:{c}") + f"<span>{r}</span>" for r, c in ROLE_COLOURS.items()
     ]
-    note = "<span>dashed: lower bound · wheel: zoom · drag: move · double click: back</span>"
+    note = "<br/><span>dashed: lower bound · wheel: zoom · drag: move · double click: back</span>"
     return element("p", *parts, note, class_="legend")
 
 
 def _method(method: dict[str, Any], planned: PlannedProgram) -> Iterator[str]:
     program = next(m for m in planned.program.methods if m.name == method["name"])
-    origins = {storage.name: str(storage.origin) for storage in program.storages}
+    origins = {storage.name: origin(storage.origin) for storage in program.storages}
     yield element("h2", text(f"Method {method['name']}"))
     signature = [f"in: {port_words(port)}" for port in method["inputs"]]
     signature += [f"out: {port_words(port)}" for port in method["outputs"]]
@@ -129,9 +129,13 @@ def _tensors(method: dict[str, Any], origins: dict[str, str]) -> str:
         )
         for a, device in found[:_LARGEST]
     ]
-    shown = table(("storage", "role", "device", "bytes", "offset", "live", "made by"), rows, numeric=(3, 4))
+    head = ("storage", "role", "device", "bytes", "offset", "live", "made by")
+    shown = table(head, rows[:_SHOWN], numeric=(3, 4))
+    if len(rows) > _SHOWN:
+        told = element("summary", text(f"{len(rows) - _SHOWN} smaller ones"))
+        shown += element("details", told, table(head, rows[_SHOWN:], numeric=(3, 4)))
     more = len(found) - len(rows)
-    return shown + (element("p", text(f"and {more} smaller ones")) if more > 0 else "")
+    return shown + (element("p", text(f"and {more} that are smaller still")) if more > 0 else "")
 
 
 def _kernels(planned: PlannedProgram) -> Iterator[str]:

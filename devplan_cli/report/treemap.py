@@ -25,6 +25,8 @@ _PALETTE = (
     "#eeca3b",
 )
 _LETTER = 6.4
+_DOMINANT = 0.6
+"""The share of the bytes above which a module is opened instead of drawn as one colour."""
 
 
 @dataclass
@@ -58,11 +60,22 @@ def tree(constants: Iterable[tuple[str, int]]) -> Branch:
     return root
 
 
+def _opened(root: Branch) -> Branch:
+    """Put the children of a child that holds nearly everything in its place, so that colours tell apart."""
+    largest = max(root.children.values(), key=lambda child: child.nbytes, default=None)
+    while largest is not None and largest.children and largest.nbytes > _DOMINANT * root.nbytes:
+        rest = {name: child for name, child in root.children.items() if child is not largest}
+        for name, child in largest.children.items():
+            path = f"{largest.name}.{name}"
+            rest[path] = Branch(path, child.nbytes, child.children)
+        root = Branch("", root.nbytes, rest)
+        largest = max(root.children.values(), key=lambda child: child.nbytes, default=None)
+    return root
+
+
 def treemap_svg(constants: Iterable[tuple[str, int]]) -> str:
     """The drawing; two levels are coloured and named, deeper ones are outlined."""
-    root = tree(constants)
-    while len(root.children) == 1 and next(iter(root.children.values())).children:
-        root = next(iter(root.children.values()))
+    root = _opened(tree(constants))
     parts: list[str] = []
     for index, (child, box) in enumerate(_placed(root, Box(0, 0, WIDTH, HEIGHT))):
         parts += _draw(child, child.name, box, _PALETTE[index % len(_PALETTE)], 0)
@@ -77,12 +90,13 @@ def _draw(branch: Branch, path: str, box: Box, colour: str, depth: int) -> list[
         "width": f"{box.width:.2f}",
         "height": f"{box.height:.2f}",
     }
-    opacity = f"{max(0.35, 1 - 0.2 * depth):.2f}"
+    opacity = f"{max(0.3, 0.6 - 0.1 * depth):.2f}"
     parts = [element("rect", hint, **place, fill=colour, fill_opacity=opacity)]
     inner = branch.children if box.width > 12 and box.height > 12 and depth < 5 else {}
     header = 14.0 if inner and box.height > 40 and box.width > 40 else 0.0
     if box.height > 12 and box.width > _LETTER * 3 and (header or not inner):
-        label = f"{branch.name} {size(branch.nbytes)}"[: int((box.width - 4) / _LETTER)]
+        letters, whole = int((box.width - 4) / _LETTER), f"{branch.name} {size(branch.nbytes)}"
+        label = whole if len(whole) <= letters else branch.name[:letters]
         parts.append(element("text", text(label), x=f"{box.x + 3:.2f}", y=f"{box.y + 11:.2f}", class_="name"))
     if inner:
         rest = Box(box.x + 1, box.y + header, box.width - 2, box.height - header - 1)
