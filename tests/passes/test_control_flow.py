@@ -14,9 +14,9 @@ from devplan.passes.export import ExportResult, export  # noqa: E402
 from devplan.passes.ledger import ledger  # noqa: E402
 from devplan.passes.options import ExportOptions, PlacementRule  # noqa: E402
 from devplan.passes.source import MethodSource, ModelSource  # noqa: E402
+from devplan.runtime import load  # noqa: E402
 from devplan.runtime.artifact import write  # noqa: E402
 from devplan.runtime.errors import UnsupportedOperatorError  # noqa: E402
-from devplan.runtime import load  # noqa: E402
 from devplan.runtime.program import Jump  # noqa: E402
 
 pytestmark = pytest.mark.torch
