@@ -12,6 +12,7 @@ from ..planner import PlanOptions, check, plan
 from ..runtime.program import Kernel, Method, PlannedProgram, Program, Role
 from .base import Stage
 from .compile_kernels import compile_kernels
+from .complex_pairs import split_complex
 from .contents import Contents, declare, name_contents
 from .exported import ExportedMethod, analyse, cast_methods, export_method
 from .lower import LoweredMethod, lower_method
@@ -78,6 +79,7 @@ def _export_methods(source: ModelSource, options: ExportOptions, progress: Progr
     for index, method in enumerate(cast_methods(source.methods, options.dtype)):
         progress("export", index / len(source.methods), method.name)
         methods.append(analyse(method, export_method(method)))
+        split_complex(methods[-1])
     return sorted(methods, key=lambda method: method.name)
 
 

@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ..runtime.errors import DevplanError, UnsupportedOperatorError
 from ..runtime.program import Argument, Symbol
+from .complex_pairs import decompose_complex
 from .control_flow import name_apart
 from .lifted_tensors import merge_lifted_tensors
 from .sizes import bound_of
@@ -131,7 +132,7 @@ def export_method(method: MethodSource) -> torch.export.ExportedProgram:
             )
             merge_lifted_tensors(exported)
             functional: torch.export.ExportedProgram = exported.run_decompositions({})
-            return functional
+            return decompose_complex(functional)
     except DevplanError:
         raise
     except Exception as error:
