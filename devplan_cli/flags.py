@@ -35,3 +35,9 @@ AllowTorch = Annotated[
 Tuning = Annotated[
     Path | None, typer.Option("--tuning", metavar="FILE.json", help="Algorithms that `devplan tune` chose.")
 ]
+DeviceMap = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device-map", metavar="cuda:0=cuda:1", help="Which GPU serves which slot; may be repeated."
+    ),
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ def load_program(
     *,
     allow_torch_ops: bool = False,
     tuning: Path | None = None,
+    device_map: Mapping[str, str] | None = None,
 ) -> LoadedProgram:
     """Load an artifact on a device, or on the GPU, or where there is none on the emulator, saying so."""
     check_device_name(device)
@@ -40,7 +41,18 @@ def load_program(
         is_known = line.startswith("no CUDA device") and not output.verbose
         output.say("no CUDA device; running on the emulator" if is_known else line)
 
-    return load(path, device, allow_torch_ops=allow_torch_ops, notify=notify, tuning=tuning)
+    return load(
+        path, device, device_map=device_map, allow_torch_ops=allow_torch_ops, notify=notify, tuning=tuning
+    )
+
+
+def parse_device_map(texts: Sequence[str]) -> dict[str, str] | None:
+    """Read ``cuda:0=cuda:1``; the runtime checks the names. None when nothing is given."""
+    pairs = [text.partition("=") for text in texts]
+    for slot, equals, gpu in pairs:
+        if not (slot and equals and gpu):
+            raise UsageError(f"cannot use `--device-map {slot}{equals}{gpu}`", why="expected `cuda:0=cuda:1`")
+    return {slot: gpu for slot, _, gpu in pairs} or None
 
 
 def to_places(program: LoadedProgram, method: Method, inputs: Mapping[str, Any]) -> dict[str, Any]:

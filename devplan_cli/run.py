@@ -58,12 +58,14 @@ def run(
         bool, typer.Option("--require-cuda-graph", help="Fail with the reason where no CUDA graph is used.")
     ] = False,
     tuning: flags.Tuning = None,
+    device_map: flags.DeviceMap = None,
     allow_torch_ops: flags.AllowTorch = False,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> int:
     """Execute a method on CUDA, or on the emulator where there is no GPU."""
+    from .loading import parse_device_map
     from .run_job import Order, run_order
 
     order = Order(
@@ -84,5 +86,6 @@ def run(
         require_cuda_graph,
         allow_torch_ops,
         tuning,
+        parse_device_map(device_map or ()),
     )
     return run_order(order, Output(json, quiet, verbose))

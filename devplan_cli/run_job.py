@@ -58,7 +58,12 @@ def run_order(order: Order, output: Output) -> int:
         )
     expected = read_many(order.expect) if order.expect is not None else None
     with load_program(
-        order.artifact, order.device, output, allow_torch_ops=order.allow_torch_ops, tuning=order.tuning
+        order.artifact,
+        order.device,
+        output,
+        allow_torch_ops=order.allow_torch_ops,
+        tuning=order.tuning,
+        device_map=order.device_map,
     ) as program:
         method = program.method(choose_method(order.method, list(program.methods)))
         inputs, random = gather_inputs(
