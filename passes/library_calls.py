@@ -13,7 +13,8 @@ MATMUL_WORKSPACE = 4 << 20
 """Bytes offered to cuBLASLt for one product: enough for split-K of small products; the planner lets the
 workspace share its space with dead activations."""
 
-CONVOLUTION_WORKSPACE = 32 << 20
+CONVOLUTION_WORKSPACE = 8 << 20
+"""Bytes offered to cuDNN for one convolution; its engines that want more are left out."""
 
 
 class Call:

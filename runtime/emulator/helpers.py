@@ -43,6 +43,16 @@ def min2(tensor: Tensor, dim: int) -> Tensor:
     return reductions.reduce_with(np.min, tensor, dim, False, tensor.dtype)
 
 
+def fmaximum(left: Any, right: Any) -> Tensor:
+    """The larger; a number wins over NaN (torch 2.14)."""
+    return binary(np.fmax, left, right)
+
+
+def fmax2(tensor: Tensor, dim: int) -> Tensor:
+    """The largest over an axis; numbers win over NaN (torch 2.14)."""
+    return reductions.reduce_with(np.fmax.reduce, tensor, dim, False, tensor.dtype)
+
+
 def prod(tensor: Tensor, axis: int) -> Tensor:
     """The product over an axis."""
     return reductions.reduce_with(np.prod, tensor, axis, False, tensor.dtype)
@@ -260,7 +270,7 @@ def unsupported(name: str) -> Any:
 def namespace() -> SimpleNamespace:
     """All of them."""
     names = (
-        promote_to_tensor, maximum, minimum, max2, min2, prod, max_with_index, min_with_index, exp,
+        promote_to_tensor, maximum, minimum, fmaximum, max2, min2, fmax2, prod, max_with_index, min_with_index, exp,
         statistics.online_softmax_reduce, statistics.online_softmax_combine,
         statistics.online_softmax_combine_with_sum, statistics.welford_reduce, statistics.welford_combine,
         statistics.welford, div_floor_integer,
@@ -272,6 +282,9 @@ def namespace() -> SimpleNamespace:
     made: dict[str, Any] = {function.__name__: function for function in names}
     made |= {
         "any": any_true,
+        # torch 2.14 calls those strict that keep the sign of zeros, as NumPy does
+        "max2_strict": max2,
+        "min2_strict": min2,
         "maximum_with_index": maximum_with_index,
         "minimum_with_index": minimum_with_index,
     }
