@@ -45,6 +45,7 @@ class Order:
     require_cuda_graph: bool
     allow_torch_ops: bool
     tuning: Path | None = None
+    device_map: Mapping[str, str] | None = None
 
 
 def run_order(order: Order, output: Output) -> int:
