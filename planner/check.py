@@ -143,6 +143,7 @@ class _MethodCheck:
         for index, instruction in enumerate(self.method.instructions):
             self._check_instruction(index, instruction)
         self._check_ports()
+        self._check_undeclared()
         self._simulate()
         if self.is_static:
             self._check_arenas()
@@ -262,6 +263,17 @@ class _MethodCheck:
                     raise self._error(
                         f"output `{port.name}` is no alias of {kind} `{name}`: they share no storage"
                     )
+
+    def _check_undeclared(self) -> None:
+        """An output may share bytes with an input, state or another output only where it says so."""
+        owners = {self._home(port.value).name: port.name for port in self.method.inputs if port.value}
+        for port in self.method.outputs:
+            if port.value and not port.aliases:
+                home = self._home(port.value)
+                owner = home.content if home.role is Role.STATE else owners.get(home.name)
+                if owner:
+                    raise self._error(f"output `{port.name}` shares bytes with `{owner}` and does not say so")
+                owners[home.name] = port.name
 
     def _simulate(self) -> None:
         """Run every path over the abstract memory; at a join only what is intact on all paths remains."""

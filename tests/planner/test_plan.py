@@ -236,6 +236,8 @@ BROKEN = [
     ("1  call fill(%a)", "1  call fill(%y)", "never written"),
     ("%a: uint8[1024] at @a", "%a: uint8[1024] at @a + 8", "reaches beyond its storage"),
     ("(y = %y)", "(y = %y aliases input x)", "share no storage"),
+    ("(y = %y)", "(y = %y, z = %y)", "output `z` shares bytes with `y` and does not say so"),
+    ("(y = %y)", "(y = %x)", "output `y` shares bytes with `x` and does not say so"),
     ("0  call fill(%x) -> (%a)", "0  copy h2d %x -> %a", "no h2d copy"),
     (" in 1 1024:2048", "", "has no place"),
     (
