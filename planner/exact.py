@@ -25,12 +25,12 @@ from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise
 from math import gcd
-from time import process_time
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .clock import NEVER, Deadline
 from .problem import Problem, sections
 
 LARGEST = 6000
@@ -59,10 +59,10 @@ class ExactSearch:
     Args:
         problem: buffers that all have a life and a size.
         capacity: bytes; fixed for this object, since failures are remembered.
-        deadline: `process_time` after which to give up.
+        deadline: when to give up.
     """
 
-    def __init__(self, problem: Problem, capacity: int, deadline: float = float("inf")) -> None:
+    def __init__(self, problem: Problem, capacity: int, deadline: Deadline = NEVER) -> None:
         buffers = problem.buffers
         self.unit = _unit(problem)
         self.capacity = capacity // self.unit
@@ -198,7 +198,7 @@ class ExactSearch:
     def _solve(self, a: int, b: int) -> bool:
         """Place everything left in [a, b), which nothing unplaced leaves; restores the state on failure."""
         self.steps += 1
-        if self.steps > self.limit or (self.steps % 64 == 0 and process_time() > self.deadline):
+        if self.steps > self.limit or (self.steps % 64 == 0 and self.deadline.is_over()):
             raise _GiveUpError
         key = hash((a, b, self.lowest[self.begin_at[a] : self.begin_at[b]].tobytes()))
         if key in self.failed:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from time import process_time
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .clock import Deadline
 from .exact import ExactSearch
 from .problem import Placement, Problem, sections
 
@@ -27,10 +27,11 @@ _SEED = 20240411
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to search: steps, and processor seconds as a guard."""
+    """How long to search: steps, processor seconds as a guard, and steps at first for the bound alone."""
 
     steps: int
     seconds: float
+    bound_steps: int = 0
 
 
 def improve(problem: Problem, best: Placement, budget: Budget) -> Placement:
@@ -45,8 +46,9 @@ class _Improvement:
 
     def __init__(self, problem: Problem, best: Placement, budget: Budget) -> None:
         self.problem, self.best = problem, best
-        self.deadline = process_time() + budget.seconds
+        self.deadline = Deadline(budget.seconds)
         self.steps_left = budget.steps
+        self.steps_at_mix = budget.steps - budget.bound_steps
         self.low = problem.lower_bound
         """No placement is lower."""
         self.share = 0.5
@@ -60,13 +62,13 @@ class _Improvement:
                 if self._is_over():
                     return self.best
                 self._ask(self.low, priority, int(limit), keep=number % 2 == 1)
-                if number % 2 == 0 and not self._is_over():
+                if number % 2 == 0 and self.steps_left <= self.steps_at_mix and not self._is_over():
                     self._ask_between(priority, int(limit))
             limit *= _GROWTH
         return self.best
 
     def _is_over(self) -> bool:
-        return self.best.height <= self.low or self.steps_left <= 0 or process_time() > self.deadline
+        return self.best.height <= self.low or self.steps_left <= 0 or self.deadline.is_over()
 
     def _rounds(self) -> Iterator[list[_Numbers]]:
         """Priorities to start with, round after round; all but the first round's are blurred."""
