@@ -214,7 +214,7 @@ def names_for_kernels() -> dict[str, Any]:
         "inline_asm_elementwise": assembly.inline_asm_elementwise,
         "debug_barrier": language.nothing, "device_print": language.nothing, "static_print": language.nothing,
         "assume": language.nothing, "multiple_of": language.same, "max_contiguous": language.same,
-        "max_constancy": language.same,
+        "max_constancy": language.same, "PropagateNan": SimpleNamespace(NONE=0, ALL=1),
     }  # fmt: skip
     mathematics = functions.math_functions()
     tl |= {name: function for name, function in mathematics.items() if name not in tl}
