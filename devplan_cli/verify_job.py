@@ -159,7 +159,7 @@ def _verify_state(program: LoadedProgram, source: MethodSource, check: Check, ca
 
 def _leaves(source: MethodSource, method: Method, seed: int) -> list[Any]:
     """The example inputs in the order of the method's inputs; random ones where the source has none."""
-    leaves = flat_inputs(source)
+    leaves = flat_inputs(source, [port.name for port in method.inputs])
     if not leaves and method.inputs:
         import torch
 
@@ -178,16 +178,19 @@ def _leaves(source: MethodSource, method: Method, seed: int) -> list[Any]:
     return leaves
 
 
-def flat_inputs(source: MethodSource) -> list[Any]:
-    """Example inputs as `torch.export` flattens them: positional, then keywords in the signature's order."""
-    import inspect
+def flat_inputs(source: MethodSource, names: list[str]) -> list[Any]:
+    """Example inputs in the order of the method's inputs: positional ones, then keywords.
 
+    Keywords go by their names where the inputs bear those, since versions of torch order them differently.
+    """
     from torch.utils import _pytree as pytree
 
-    order = list(inspect.signature(source.module.forward).parameters)
-    names = sorted(source.kwargs, key=lambda name: order.index(name) if name in order else len(order))
-    leaves: list[Any] = pytree.tree_leaves((source.args, {name: source.kwargs[name] for name in names}))
-    return leaves
+    positional: list[Any] = pytree.tree_leaves(source.args)
+    later = names[len(positional) :]
+    if set(later) == set(source.kwargs):
+        return [*positional, *(source.kwargs[name] for name in later)]
+    keyword: list[Any] = pytree.tree_leaves(list(source.kwargs.values()))
+    return [*positional, *keyword]
 
 
 def _eager(source: MethodSource, leaves: list[Any]) -> list[Any]:
