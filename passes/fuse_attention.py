@@ -19,7 +19,9 @@ _TRANSPOSES = (aten.transpose.int, aten.permute.default)
 class FuseAttention(Pass[ExportedMethod]):
     """``softmax(q @ k.T * scale + mask) @ v`` becomes ``scaled_dot_product_attention``.
 
-    So that models that do not call the operator get the fused kernel, too. Matched are products of four
+    So that models that do not call the operator get the fused kernel, too. Operands of the operator lose
+    copies that only made them dense, and a factor on the queries becomes part of the scale: the kernel reads
+    heads where the projections left them. Matched are products of four
     dimensions whose intermediate results have no other reader; the scale is a number, before or after the
     product of queries and keys, and a mask is what is added to the scores.
     """
@@ -39,6 +41,9 @@ class FuseAttention(Pass[ExportedMethod]):
             if match is not None:
                 _rewrite(subject, node, match)
                 found += 1
+        for node in list(subject.graph.graph.nodes):
+            if _is_call(node, aten.scaled_dot_product_attention.default):
+                found += _read_in_place(node)
         if found:
             subject.graph.graph.eliminate_dead_code()
             subject.graph.recompile()
@@ -101,6 +106,79 @@ def _rewrite(method: ExportedMethod, node: torch.fx.Node, match: _Match) -> None
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     method.rename_ends(node.name, made.name)
+
+
+_RESHAPING = (
+    aten.view.default,
+    aten.reshape.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.unsqueeze.default,
+)
+_COPIES = (aten.clone.default, aten.contiguous.default)
+
+
+def _read_in_place(attention: torch.fx.Node) -> bool:
+    """Let attention's operands be views of what they were copied from; whether anything changed."""
+    scale, changed = attention.kwargs.get("scale"), False
+    if not isinstance(attention.meta.get("val"), torch.Tensor) or _rank(attention) != 4:
+        return False
+    for position in range(3):
+        operand = attention.args[position]
+        assert isinstance(operand, torch.fx.Node)
+        chain, base = _chain(operand)
+        factor, inner = _scaled(base) if position == 0 and isinstance(scale, float) else (1.0, base)
+        if inner is None or (factor == 1.0 and not any(n.target in _COPIES for n in chain)):
+            continue
+        made = _again(attention, inner, [n for n in chain if n.target not in _COPIES])
+        if made is None:
+            continue
+        attention.update_arg(position, made)
+        if factor != 1.0:
+            scale = float(str(scale)) * factor
+            attention.update_kwarg("scale", scale)
+        changed = True
+    return changed
+
+
+def _chain(node: torch.fx.Node) -> tuple[list[torch.fx.Node], torch.fx.Node]:
+    """The reshaping operators and copies above a node, outermost last, and what they start from."""
+    chain: list[torch.fx.Node] = []
+    while node.op == "call_function" and node.target in (*_RESHAPING, *_COPIES):
+        source = _node(node.args[0])
+        if source is None:
+            break
+        chain.insert(0, node)
+        node = source
+    return chain, node
+
+
+def _again(before: torch.fx.Node, base: torch.fx.Node, chain: list[torch.fx.Node]) -> torch.fx.Node | None:
+    """The chain's operators once more, from another base; None if that would need a copy of its own."""
+    node, graph = base, before.graph
+    made: list[torch.fx.Node] = []
+    with graph.inserting_before(before), base.meta["val"].fake_mode:
+        for link in chain:
+            try:
+                value = link.target(node.meta["val"], *_values(link.args[1:]))  # type: ignore[operator]
+            except (RuntimeError, ValueError):
+                value = None
+            if value is None:
+                for new in reversed(made):
+                    graph.erase_node(new)
+                return None
+            node = graph.call_function(link.target, (node, *link.args[1:]))  # type: ignore[arg-type]
+            node.meta = {**link.meta, "val": value}
+            made.append(node)
+    if node.meta["val"].stride(-1) == 1:
+        return node
+    for new in reversed(made):
+        graph.erase_node(new)
+    return None
+
+
+def _values(args: Any) -> Any:
+    return torch.fx.map_arg(args, lambda n: n.meta["val"])
 
 
 def _scaled(node: torch.fx.Node | None) -> tuple[float, torch.fx.Node | None]:

@@ -56,7 +56,7 @@ def _groups(
         if not all(o is None or _is_own(method, contents, o) for o in operands):
             continue
         spoken_of = tuple(speaks_of(rule, module_path(node), str(node.target), method.name) for rule in rules)
-        key = (node.args[0], operands[1] is None, node.meta["val"].dtype, spoken_of)
+        key = (node.args[0], node.meta["val"].dtype, spoken_of)
         found.setdefault(key, []).append(node)
     return list(found.values())
 
@@ -74,13 +74,19 @@ def _merge(method: ExportedMethod, contents: Contents, group: Sequence[torch.fx.
     graph, first = method.graph.graph, group[0]
     x = first.args[0]
     assert isinstance(x, torch.fx.Node)
-    weight = _concatenated(method, contents, [n.args[1] for n in group], f"{first.name}_merged_weight")
-    has_bias = len(first.args) > 2 and first.args[2] is not None
-    bias = (
-        _concatenated(method, contents, [n.args[2] for n in group], f"{first.name}_merged_bias")
-        if has_bias
-        else None
+    weights = [_held(method, contents, n.args[1]) for n in group]
+    biases = [_held(method, contents, n.args[2] if len(n.args) > 2 else None) for n in group]
+    weight = method.add_constant(
+        contents, f"{first.name}_merged_weight", torch.cat([w for w in weights if w is not None])
     )
+    bias: torch.fx.Node | None = None
+    if any(b is not None for b in biases):  # a layer without one adds zeros
+        rows = [
+            w.new_zeros(len(w)) if b is None else b
+            for w, b in zip(weights, biases, strict=True)
+            if w is not None
+        ]
+        bias = method.add_constant(contents, f"{first.name}_merged_bias", torch.cat(rows))
     with graph.inserting_before(first), first.meta["val"].fake_mode:
         operands = (x, weight) if bias is None else (x, weight, bias)
         merged = graph.call_function(_LINEAR, operands)
@@ -102,9 +108,6 @@ def _merge(method: ExportedMethod, contents: Contents, group: Sequence[torch.fx.
         graph.erase_node(node)
 
 
-def _concatenated(
-    method: ExportedMethod, contents: Contents, nodes: Sequence[Any], name: str
-) -> torch.fx.Node:
-    """A new constant that holds the given ones, one after the other."""
-    value = torch.cat([contents.tensors[method.contents[n.name]] for n in nodes])
-    return method.add_constant(contents, name, value)
+def _held(method: ExportedMethod, contents: Contents, node: Any) -> torch.Tensor | None:
+    """The constant behind a placeholder; None for no operand."""
+    return contents.tensors[method.contents[node.name]] if isinstance(node, torch.fx.Node) else None

@@ -1,0 +1,24 @@
+"""Another model file with its example inputs repeated: DEVPLAN_BENCH_MODEL names it, DEVPLAN_BENCH_BATCH how often."""
+
+import importlib.util
+import os
+
+BATCH = int(os.environ.get("DEVPLAN_BENCH_BATCH", "1"))
+_spec = importlib.util.spec_from_file_location("batched_model", os.environ["DEVPLAN_BENCH_MODEL"])
+_file = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_file)
+
+
+def model():
+    return _file.model() if not hasattr(_file.model, "forward") else _file.model
+
+
+def _repeat(x):
+    return x.repeat(BATCH, *[1] * (x.dim() - 1)).contiguous()
+
+
+def example_inputs():
+    given = _file.example_inputs() if callable(_file.example_inputs) else _file.example_inputs
+    return (
+        {k: _repeat(v) for k, v in given.items()} if isinstance(given, dict) else tuple(map(_repeat, given))
+    )
