@@ -83,6 +83,7 @@ def on_cuda() -> dict[Any, Callable[..., Any]]:
         aten.nonzero_static.default: more.nonzero_static,
         aten._upsample_bilinear2d_aa.default: more.upsample_bilinear_aa,
         aten._upsample_bicubic2d_aa.default: more.upsample_bicubic_aa,
+        aten._grouped_mm.default: more.grouped_mm,
     }
 
 

@@ -39,13 +39,14 @@ from torch.fx.traceback import preserve_node_meta
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from ..runtime.errors import UnsupportedOperatorError
+from ..runtime.errors import DevplanError, UnsupportedOperatorError
 from ..runtime.expr import Size
 from ..runtime.program import SourceLocation
 from .decompositions import on_cuda
 from .device_guard import cuda_guard
 from .library_calls import has_library_call
 from .origins import origin_of
+from .region_graph import NamingInterpreter, cannot_lower
 from .sizes import to_dtype, to_size
 from .tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, Step, Tape, Window
 from .targets import Target
@@ -227,7 +228,7 @@ def trace_on_target(
     fakes = [on_target(mode, value) for value in inputs]
     with mode, torch.no_grad(), preserve_node_meta():
         traced = make_fx(
-            lambda *args: torch.fx.Interpreter(graph).run(*args),
+            lambda *args: NamingInterpreter(graph).run(*args),
             decomposition_table=decomposition_table(),
             tracing_mode="real",
         )(*fakes)
@@ -300,7 +301,7 @@ def lower_graph(traced: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeT
             cpp_wrapper=False,
             is_inference=True,
         )
-        with V.set_graph_handler(lowering):
+        with V.set_graph_handler(lowering), _refusing(lowering):
             lowering.run(*inputs)
             lowering.init_wrapper_code()
             recorded = _RecordingLines()
@@ -310,6 +311,23 @@ def lower_graph(traced: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeT
             wrapper.push_codegened_graph(lowering)
             lowering.scheduler.codegen()
             return _Reader(lowering, recorded).tape()
+
+
+@contextlib.contextmanager
+def _refusing(lowering: GraphLowering) -> Iterator[None]:
+    """Whatever Inductor raises becomes a refusal that names the node it was at."""
+    try:
+        yield
+    except DevplanError:
+        raise
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        node = getattr(lowering, "current_node", None)
+        scheduled = getattr(getattr(lowering, "scheduler", None), "current_node", None)
+        if scheduled is not None:
+            origins = [n for s in scheduled.get_nodes() if s.node is not None for n in s.node.get_origins()]
+            node = max(origins, key=_graph_position, default=node)
+        raise cannot_lower(node, cause) from error
 
 
 # --- reading the wrapper's lines ---------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ..runtime.expr import Size
 from ..runtime.program import CPU, Argument, HostCall, Ref, Value
 from .builder import MethodBuilder, is_dense, plus, product, scaled
 from .origins import origin_of
-from .region_graph import RegionGraph
+from .region_graph import NamingInterpreter, RegionGraph
 from .sizes import to_dtype, to_size
 
 _KEEP = {
@@ -63,7 +63,7 @@ class HostLowering:
         with mode or contextlib.nullcontext(), torch.no_grad(), preserve_node_meta():  # pyright: ignore
             fresh = [_fresh(e) for e in examples]
             return make_fx(
-                lambda *args: torch.fx.Interpreter(module).run(*args),
+                lambda *args: NamingInterpreter(module).run(*args),
                 decomposition_table=table,
                 tracing_mode="real",
             )(*fresh)
@@ -74,7 +74,7 @@ class HostLowering:
             assert isinstance(source, torch.fx.Node) and isinstance(index, int)
             self._values[node] = self._values[source][index]
             return
-        value = node.meta["val"]
+        value = node.meta.get("val")
         if not isinstance(value, torch.Tensor | list | tuple):
             return  # symbolic integers are read from shapes where they are needed
         tensors = [value] if isinstance(value, torch.Tensor) else list(value)

@@ -214,3 +214,13 @@ def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     for index in range(weight.size(0)):
         output = torch.where((group == index)[:, None], torch.mm(x, weight[index]), output)
     return output
+
+
+def grouped_mm(
+    x: Tensor, weight: Tensor, ends: Tensor | None = None, bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Any:
+    """As ``aten._grouped_mm`` for rows in groups; NotImplemented for its other forms."""
+    if ends is None or bias is not None or x.dim() != 2 or weight.dim() != 3:
+        return NotImplemented
+    made = grouped_product(x, weight, ends)
+    return made if dtype is None else made.to(dtype)

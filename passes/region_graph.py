@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from ..runtime.errors import DevplanError, UnsupportedOperatorError
 from .control_flow import all_nodes
 from .exported import ExportedMethod
+from .origins import origin_of
 from .placed import Node
 
 
@@ -58,6 +60,31 @@ def _inputs(nodes: Sequence[Node], updates: Sequence[tuple[str, str]]) -> tuple[
     return tuple(
         dict.fromkeys([*read, *(t for t, _ in updates), *(s for _, s in updates if s not in inside)])
     )
+
+
+class NamingInterpreter(torch.fx.Interpreter):
+    """Runs a region's graph; what fails becomes an UnsupportedOperatorError with operator and user's line."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """One operator."""
+        try:
+            return super().run_node(n)
+        except DevplanError:
+            raise
+        except Exception as error:
+            raise cannot_lower(n, error) from error
+
+
+def cannot_lower(node: torch.fx.Node | None, error: Exception) -> UnsupportedOperatorError:
+    """The refusal for a node at which tracing or lowering failed."""
+    name = "the graph" if node is None else f"operator `{getattr(node.target, '__name__', node.target)}`"
+    first = (str(error).strip() or "no message").splitlines()[0]
+    where = "" if node is None else f" {origin_of([node])}"
+    return UnsupportedOperatorError(f"{name} cannot be lowered", why=f"{type(error).__name__}: {first}{where}")
 
 
 class _Extraction:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.program import SourceLocation
 from .control_flow import is_control_flow, take_apart
 from .exported import ExportedMethod, InputSpec
@@ -106,6 +108,7 @@ def _placeholder(method: ExportedMethod, node: torch.fx.Node, inputs: Mapping[st
 def _call(node: torch.fx.Node, known: set[str]) -> Node:
     operands = tuple(dict.fromkeys(n.name for n in node.all_input_nodes if n.name in known))
     origin = SourceLocation(module_path(node), str(node.target), *(source_line(node) or ("", 0)))
+    _refuse_unbounded(node, origin)
     kind = tensor_type(node.meta.get("val"))
     if node.target is operator.getitem:
         index = node.args[1]
@@ -116,6 +119,19 @@ def _call(node: torch.fx.Node, known: set[str]) -> Node:
     return Node(
         node.name, NodeKind.CALL, operator=name, operands=operands, type=kind, is_view=is_view, origin=origin
     )
+
+
+def _refuse_unbounded(node: torch.fx.Node, origin: SourceLocation) -> None:
+    """A result whose size depends on data has no place in a plan."""
+    values = node.meta.get("val")
+    for value in values if isinstance(values, list | tuple) else (values,):
+        for extent in value.shape if isinstance(value, torch.Tensor) else ():
+            if isinstance(extent, torch.SymInt) and free_unbacked_symbols(extent):
+                raise UnsupportedOperatorError(
+                    f"operator `{node.target}` makes a result whose size depends on data",
+                    why=str(origin),
+                    hint="use an operator with a fixed size, such as `torch.nonzero_static` or `torch.where`",
+                )
 
 
 def _stays_in_place(node: torch.fx.Node) -> bool:

@@ -19,6 +19,10 @@ class Mimi(torch.nn.Module):
         for name, codebook in self.network.named_buffers():
             if name.endswith("embed_sum"):  # zeros until trained: every sound would have the same codes
                 codebook.normal_()
+        for module in self.network.modules():
+            for name in ("stride", "kernel_size", "padding_total"):  # sizes, so not tensors
+                if name in module._buffers:
+                    setattr(module, name, int(module._buffers.pop(name)))
 
     def encode(self, sound):
         return self.network.encode(sound, return_dict=True).audio_codes
