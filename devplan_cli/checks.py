@@ -66,8 +66,8 @@ def _torch() -> Finding:
 def _triton() -> Finding:
     found, torch = versions.installed("triton"), versions.installed("torch")
     wanted = versions.wanted_triton(torch) if torch != "absent" else ""
-    package = f'"triton=={wanted}.*"' if wanted else "triton"
-    return Finding("triton", found != "absent", found, ("export", "emulator"), f"pip install {package}")
+    package = f'"triton=={wanted}.*"' if wanted else '"devplan[export]"'
+    return Finding("triton", found != "absent", found, ("export",), f"pip install {package}")
 
 
 def _match() -> Finding:
