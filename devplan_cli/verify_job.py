@@ -198,6 +198,8 @@ def _eager(source: MethodSource, leaves: list[Any]) -> list[Any]:
     import torch
     from torch.utils import _pytree as pytree
 
+    from ..passes.user_code import blame
+
     args, kwargs = source.args, source.kwargs
     if leaves and not (args or kwargs):
         args = tuple(leaves)
@@ -206,7 +208,10 @@ def _eager(source: MethodSource, leaves: list[Any]) -> list[Any]:
         return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
     fresh: Any = pytree.tree_map(copied, (args, kwargs))
-    outputs: list[Any] = pytree.tree_leaves(source.module(*fresh[0], **fresh[1]))
+    try:
+        outputs: list[Any] = pytree.tree_leaves(source.module(*fresh[0], **fresh[1]))
+    except Exception as error:
+        raise blame(error, source.name, None, "running it eagerly") from error
     return outputs
 
 
