@@ -9,7 +9,7 @@ memory), so that the projection behind it needs no transposition.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,11 +63,12 @@ def fused(
     scale: float,
     is_causal: bool,
 ) -> torch.Tensor:
-    """The operator, on operands whose last dimension is dense and a mask that is not yet broadcast."""
+    """The operator, on operands whose last dimension is dense and a mask that is not yet broadcast.
+
+    The mask keeps its rank: a view of what is computed would be computed anew for every layer.
+    """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     if mask is not None:
-        while mask.dim() < 4:
-            mask = mask.unsqueeze(0)
         for dimension, stride in enumerate(mask.stride()):
             if stride == 0:
                 mask = mask.narrow(dimension, 0, 1)
@@ -133,7 +134,8 @@ def attention(query, key, value, mask, output, rows, columns{runtime}{constants}
 """
 """Rows that may see nothing give zeros, as eager's attention does."""
 
-_TYPES = {DType.FLOAT16: "*fp16", DType.BFLOAT16: "*bf16", DType.BOOL: "*i1", DType.FLOAT32: "*fp32"}
+TYPES = {DType.FLOAT16: "*fp16", DType.BFLOAT16: "*bf16", DType.BOOL: "*i1", DType.FLOAT32: "*fp32"}
+"""Pointers in Triton's words."""
 
 
 def to_kernel(call: ExternCall) -> tuple[KernelSpec, tuple[LaunchArgument, ...]]:
@@ -154,7 +156,7 @@ def to_kernel(call: ExternCall) -> tuple[KernelSpec, tuple[LaunchArgument, ...]]
         "MASKED": mask is not None,
         "ADDITIVE": mask is not None and mask.dtype is not DType.BOOL,
     }
-    strides = _strides(query, key, value, output, mask)
+    strides = strides_by_name({"query": query, "key": key, "value": value, "output": output}, mask)
     runtime = {name: size for name, size in strides.items() if not isinstance(size, int)}
     constants |= {name: size for name, size in strides.items() if isinstance(size, int)}
     windows = (query, key, value, query if mask is None else mask, output)
@@ -163,15 +165,17 @@ def to_kernel(call: ExternCall) -> tuple[KernelSpec, tuple[LaunchArgument, ...]]
     return spec, arguments
 
 
-def _strides(
-    query: Window, key: Window, value: Window, output: Window, mask: Window | None
-) -> dict[str, Size]:
+def strides_by_name(windows: Mapping[str, Window], mask: Window | None = None) -> dict[str, Size]:
+    """Strides in elements as ``query_b``, ``query_h``, ``query_m``; the mask's are 0 where it broadcasts."""
     named: dict[str, Size] = {}
-    for name, window in (("query", query), ("key", key), ("value", value), ("output", output)):
+    for name, window in windows.items():
         named |= {f"{name}_{axis}": stride for axis, stride in zip("bhm", window.strides, strict=False)}
-    strides: tuple[Size, ...] = (0, 0, 0, 0)
+    if "query" not in windows:
+        return named
+    given: list[Size] = []
     if mask is not None:
-        strides = tuple(0 if n == 1 else s for n, s in zip(mask.sizes, mask.strides, strict=True))
+        given = [0 if n == 1 else s for n, s in zip(mask.sizes, mask.strides, strict=True)]
+    strides = (*[0] * (4 - len(given)), *given)
     return named | {f"mask_{axis}": stride for axis, stride in zip("bhmn", strides, strict=True)}
 
 
@@ -202,7 +206,7 @@ def _spec(
     aligned += [
         n for n, s in zip(("rows", "columns"), sizes, strict=True) if isinstance(s, int) and s % 16 == 0
     ]
-    types = [(name, _TYPES[w.dtype]) for name, w in zip(pointers, windows, strict=True)]
+    types = [(name, TYPES[w.dtype]) for name, w in zip(pointers, windows, strict=True)]
     parameters = (*types, ("rows", "i32"), ("columns", "i32"), *((name, "i64") for name in runtime))
     pairs = batch * heads if isinstance(batch, int) else f"({batch}) * {heads}"
     return KernelSpec(

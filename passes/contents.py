@@ -24,6 +24,10 @@ class Contents:
     digests: dict[str, str] = field(default_factory=dict[str, str])
     readers: dict[str, int] = field(default_factory=dict[str, int])
     """How many placeholders of all methods a content stands behind."""
+    merged: dict[tuple[str, ...], tuple[torch.Tensor, torch.Tensor | None]] = field(
+        default_factory=dict[tuple[str, ...], tuple[torch.Tensor, torch.Tensor | None]]
+    )
+    """Weights and biases of layers that became one, by the names of what they were made of."""
     _named: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
 
     def name(self, method: str, wish: str, tensor: torch.Tensor) -> str:

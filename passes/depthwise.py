@@ -12,7 +12,7 @@ from typing import Any
 from ..runtime.dtypes import DType
 from ..runtime.expr import Size
 from .builder import product
-from .tape import ExternCall, KernelSpec, LaunchArgument, Window
+from .tape import ExternCall, KernelSpec, OwnLaunch, Window
 
 OPERATOR = "devplan.depthwise_convolution.default"
 
@@ -58,7 +58,7 @@ _TYPES = {DType.FLOAT16: "*fp16", DType.BFLOAT16: "*bf16"}
 _BLOCK_P, _BLOCK_C = 16, 64
 
 
-def to_kernel(call: ExternCall) -> tuple[KernelSpec, tuple[LaunchArgument, ...]]:
+def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
     """The kernel for one call of the operator and the launch's arguments: windows, then sizes."""
     x, weight, bias, added, stride, padding, dilation, activation = call.operands
     output = call.outs[0]
@@ -85,7 +85,7 @@ def to_kernel(call: ExternCall) -> tuple[KernelSpec, tuple[LaunchArgument, ...]]
     windows = tuple(x if w is None else w for w in (x, weight, bias, added, output))
     pixels = product((batch, out_h, out_w))
     spec = _spec(windows, runtime, constants, pixels)
-    return spec, (*windows, pixels, *runtime.values())
+    return (OwnLaunch(spec, (*windows, pixels, *runtime.values()), (output,)),)
 
 
 def _strides(name: str, window: Window, axes: str) -> dict[str, Size]:

@@ -286,6 +286,18 @@ def _graph_position(node: torch.fx.Node) -> int:
     return int(graph._devplan_positions.get(node.name, 0))
 
 
+class _Lowering(GraphLowering):
+    """Inductor's lowering; what several operators of ours read, such as a mask, is computed once."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Lower one node of the graph."""
+        made = super().run_node(n)
+        own = [user for user in n.users if str(user.target).startswith("devplan.")]
+        if len(own) > 1 and isinstance(made, ir.TensorBox):
+            made.realize()
+        return made
+
+
 def lower_graph(traced: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode) -> Tape:
     """Lower a traced graph through Inductor; must run inside `described_target`.
 
@@ -293,7 +305,7 @@ def lower_graph(traced: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeT
     """
     with mode, torch.no_grad(), V.set_fake_mode(mode), DebugContext():
         compile_fx._recursive_post_grad_passes(traced, is_inference=True)
-        lowering = GraphLowering(
+        lowering = _Lowering(
             traced,
             shape_env=mode.shape_env,
             aot_mode=True,

@@ -19,16 +19,16 @@ from ..runtime.program import (
     SourceLocation,
     Value,
 )
-from . import attention, depthwise
+from . import attention, depthwise, split_attention
 from .builder import MethodBuilder, contiguous_strides, plus, product, scaled, substitute
 from .library_calls import Call, to_library_calls
-from .tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, LaunchArgument, Tape, Window
+from .tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, OwnLaunch, Tape, Window
 
-_OWN_KERNELS: dict[str, Callable[[ExternCall], tuple[KernelSpec, tuple[LaunchArgument, ...]]]] = {
-    attention.OPERATOR: attention.to_kernel,
-    depthwise.OPERATOR: depthwise.to_kernel,
+_OWN_KERNELS: dict[str, Callable[[ExternCall], Sequence[Allocate | OwnLaunch]]] = {
+    attention.OPERATOR: split_attention.to_steps,
+    depthwise.OPERATOR: depthwise.to_steps,
 }
-"""Operators that become a kernel written here."""
+"""Operators that become kernels written here, and the temporaries between them."""
 
 
 @dataclass
@@ -163,26 +163,30 @@ class TapeLowering:
 
     def _extern(self, step: ExternCall) -> None:
         if step.operator in _OWN_KERNELS:
-            self._own_kernel(*_OWN_KERNELS[step.operator](step), step)
+            for own in _OWN_KERNELS[step.operator](step):
+                if isinstance(own, Allocate):
+                    self._allocate(own)
+                else:
+                    self._own_kernel(own, step.origin)
             return
         for call in to_library_calls(step, allow_tf32=self._allow_tf32):
             self._library_call(call, step.origin)
 
-    def _own_kernel(self, spec: KernelSpec, arguments: Sequence[LaunchArgument], step: ExternCall) -> None:
+    def _own_kernel(self, step: OwnLaunch, origin: SourceLocation) -> None:
         """Launch a kernel that was written here rather than generated."""
-        spec = self._rename(spec)
+        spec = self._rename(step.kernel)
         self.kernels[spec.name] = spec
-        outs = {self._value(w) for w in step.outs}
-        named = [Ref(self._value(a)) if isinstance(a, Window) else a for a in arguments]
-        sizes = {n: a for n, a in zip(spec.call_names, arguments, strict=True) if isinstance(a, int | Expr)}
+        writes = tuple(self._value(w) for w in step.writes)
+        named = [Ref(self._value(a)) if isinstance(a, Window) else a for a in step.arguments]
+        given = zip(spec.call_names, step.arguments, strict=True)
+        sizes = {name: a for name, a in given if isinstance(a, int | Expr)}
         blocks = {k: v for k, v in spec.constants if isinstance(v, int)}
         x, y, z = (substitute(text, {**blocks, **sizes}) for text in spec.grid)
-        reads = dict.fromkeys(a.name for a in named if isinstance(a, Ref) and a.name not in outs)
-        writes = tuple(self._value(w) for w in step.outs)
+        reads = dict.fromkeys(a.name for a in named if isinstance(a, Ref) and a.name not in writes)
         self._builder.instructions.append(
-            Launch(spec.name, tuple(named), (x, y, z), tuple(reads), writes, self._region, step.origin)
+            Launch(spec.name, tuple(named), (x, y, z), tuple(reads), writes, self._region, origin)
         )
-        self._note_origin(writes, step.origin)
+        self._note_origin(writes, origin)
 
     def _library_call(self, call: Call, origin: SourceLocation) -> None:
         workspace = ""

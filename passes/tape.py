@@ -58,6 +58,18 @@ class KernelSpec:
 
 
 @dataclass(frozen=True)
+class OwnLaunch:
+    """A launch of a kernel written here; ``arguments`` follow its ``call_names``, ``writes`` are among them.
+
+    An operator of ours becomes one or more of them, with an `Allocate` for what they hand on.
+    """
+
+    kernel: KernelSpec
+    arguments: tuple[LaunchArgument, ...]
+    writes: tuple[Window, ...]
+
+
+@dataclass(frozen=True)
 class Allocate:
     """A fresh buffer of ``nbytes``. ``fill_zero``: it must read as zeros (semaphores)."""
 

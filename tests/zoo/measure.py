@@ -94,16 +94,14 @@ def measure(
 def _export(row: Row, source: ModelSource, device: str, code: bool) -> exporting.ExportResult:
     options = ExportOptions(device=device, architectures=("sm_90",))
     begin = time.perf_counter()
-    with mock.patch.object(
-        exporting, "compile_kernels", exporting.compile_kernels if code else _without_code
-    ):
+    with mock.patch.object(exporting, "compile_kernels", exporting.compile_kernels if code else without_code):
         result = exporting.export(source, options)
     row.seconds = round(time.perf_counter() - begin, 2)
     _describe(row, result.planned)
     return result
 
 
-def _without_code(specs: Sequence[Any], *rest: Any) -> tuple[Kernel, ...]:
+def without_code(specs: Sequence[Any], *rest: Any) -> tuple[Kernel, ...]:
     """Kernels as the emulator needs them: the sources alone."""
     from devplan.passes.compile_kernels import _kernel
 

@@ -1,0 +1,237 @@
+"""Attention of few query rows to many keys: the keys are split among programs, then joined.
+
+When one token is decoded, a block of query rows per program would leave most of a GPU idle while a few
+programs read the cache from end to end. Here each program takes one span of the keys (flash-decoding; Dao,
+Haziza, Massa and Sizov, 2023) for all query heads that share a key head, so that the cache is read once; a
+second kernel joins the partial results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..runtime.dtypes import DType
+from ..runtime.expr import Size
+from .attention import TYPES, strides_by_name, to_kernel
+from .tape import Allocate, ExternCall, KernelSpec, LaunchArgument, OwnLaunch, Window
+
+_MOST_ROWS = 16
+_FEWEST_KEYS = 256
+_PROGRAMS = 256
+"""How many programs keep a GPU of 108 to 132 SMs busy: about two for each."""
+
+_PARTS = """\
+@triton.jit
+def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{constants}):
+    split = tl.program_id(0)
+    pair = tl.program_id(1).to(tl.int64)
+    batch = pair // KEY_HEADS
+    key_head = pair % KEY_HEADS
+    p = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    head = key_head * GROUP + p // ROWS
+    m = p % ROWS
+    n = tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    in_head = d < HEAD
+    in_rows = p < GROUP * ROWS
+    key += batch * key_b + key_head * key_h
+    value += batch * value_b + key_head * value_h
+    row_mask = in_rows[:, None] & in_head[None, :]
+    at = query + batch * query_b + head[:, None] * query_h + m[:, None] * query_m + d[None, :]
+    q = tl.load(at, mask=row_mask, other=0.0)
+    biggest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    blocks = tl.cdiv(tl.cdiv(columns, BLOCK_N), SPLITS)
+    first = split * blocks * BLOCK_N
+    for begin in range(first, tl.minimum(first + blocks * BLOCK_N, columns), BLOCK_N):
+        c = begin + n
+        in_columns = c < columns
+        k = tl.load(
+            key + c[None, :] * key_m + d[:, None], mask=in_columns[None, :] & in_head[:, None], other=0.0
+        )
+        v = tl.load(
+            value + c[:, None] * value_m + d[None, :], mask=in_columns[:, None] & in_head[None, :], other=0.0
+        )
+        scores = tl.dot(q, k) * SCALE
+        allowed = in_columns[None, :] & in_rows[:, None]
+        if MASKED:
+            at = mask + batch * mask_b + head[:, None] * mask_h + m[:, None] * mask_m + c[None, :] * mask_n
+            given = tl.load(at, mask=allowed, other=0)
+            if ADDITIVE:
+                scores += given.to(tl.float32) * 1.4426950408889634
+            else:
+                allowed = allowed & (given != 0)
+        scores = tl.where(allowed, scores, float("-inf"))
+        higher = tl.maximum(biggest, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(biggest - base)
+        total = total * shrink + tl.sum(weights, 1)
+        result = result * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+        biggest = higher
+    row = (pair * (GROUP * ROWS) + p) * SPLITS + split
+    tl.store(sums + row[:, None] * HEAD + d[None, :], result, mask=row_mask)
+    tl.store(marks + row * 2, biggest, mask=in_rows)
+    tl.store(marks + row * 2 + 1, total, mask=in_rows)
+"""
+"""A span's unscaled sums, and as its marks the largest score (base 2) and the total of the weights."""
+
+_JOIN = """\
+@triton.jit
+def attention_join(sums, marks, output, rows{runtime}{constants}):
+    row = tl.program_id(0).to(tl.int64)
+    s = tl.arange(0, BLOCK_S)
+    d = tl.arange(0, BLOCK_D)
+    in_splits = s < SPLITS
+    at = row * SPLITS + s
+    biggest = tl.load(marks + at * 2, mask=in_splits, other=float("-inf"))
+    total = tl.load(marks + at * 2 + 1, mask=in_splits, other=0.0)
+    where = in_splits[:, None] & (d < HEAD)[None, :]
+    parts = tl.load(sums + at[:, None] * HEAD + d[None, :], mask=where, other=0.0)
+    highest = tl.max(biggest, 0)
+    factor = tl.exp2(biggest - tl.where(highest == float("-inf"), 0.0, highest))
+    whole = tl.sum(total * factor, 0)
+    result = tl.sum(parts * factor[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
+    batch = row // (HEADS * ROWS)
+    head = row // ROWS % HEADS
+    output += batch * output_b + head * output_h + (row % ROWS) * output_m
+    tl.store(output + d, result.to(output.dtype.element_ty), mask=d < HEAD)
+"""
+
+
+def to_steps(call: ExternCall) -> tuple[Allocate | OwnLaunch, ...]:
+    """What one call of the operator becomes: one kernel, or two with a temporary between them."""
+    splits = splits_of(call)
+    if splits is None:
+        spec, arguments = to_kernel(call)
+        return (OwnLaunch(spec, arguments, call.outs),)
+    query, output = call.operands[0], call.outs[0]
+    batch, heads, rows, head = query.sizes
+    count = batch * heads * rows
+    sums = _temporary(f"{output.buffer}_sums", (count, splits, head))
+    marks = _temporary(f"{output.buffer}_marks", (count, splits, 2))
+    return (sums, marks, _parts(call, sums.window, marks.window), _join(call, sums.window, marks.window))
+
+
+def splits_of(call: ExternCall) -> int | None:
+    """Into how many spans a call's keys are split; None where one kernel over query blocks is as good."""
+    query, key, _, _, _, is_causal = call.operands
+    batch, heads, rows, _ = query.sizes
+    columns = key.sizes[2]
+    if is_causal or not all(isinstance(size, int) for size in query.sizes) or rows > _MOST_ROWS:
+        return None  # row m of a causal product sees the first m + 1 keys only
+    if isinstance(columns, int) and columns < _FEWEST_KEYS:
+        return None
+    key_heads = key.sizes[1]
+    packed = heads // key_heads * rows
+    programs = batch * key_heads * math.ceil(packed / _block_m(packed))
+    blocks = math.ceil(columns / _block_n(query.sizes[3])) if isinstance(columns, int) else 64
+    splits = min(math.ceil(_PROGRAMS / programs), blocks)
+    if isinstance(columns, int):
+        splits = math.ceil(blocks / math.ceil(blocks / splits))  # none of them empty
+    return splits if splits > 1 or heads > key_heads else None
+
+
+def _block_m(packed: int) -> int:
+    return min(64, max(16, 1 << (packed - 1).bit_length()))
+
+
+def _block_n(head: int) -> int:
+    return 32
+
+
+def _block_d(head: int) -> int:
+    return max(16, 1 << (head - 1).bit_length())
+
+
+def _temporary(name: str, sizes: tuple[int, int, int]) -> Allocate:
+    rows, splits, width = sizes
+    window = Window(name, DType.FLOAT32, sizes, (splits * width, width, 1))
+    return Allocate(window, rows * splits * width * 4)
+
+
+def _parts(call: ExternCall, sums: Window, marks: Window) -> OwnLaunch:
+    query, key, value, mask, scale, _ = call.operands
+    batch, heads, rows, head = query.sizes
+    key_heads = key.sizes[1]
+    packed = heads // key_heads * rows
+    constants: dict[str, Any] = {
+        "BLOCK_M": _block_m(packed),
+        "BLOCK_N": _block_n(head),
+        "BLOCK_D": _block_d(head),
+        "SPLITS": sums.sizes[1],
+        "SCALE": float(scale) / math.log(2),
+        "KEY_HEADS": key_heads,
+        "GROUP": heads // key_heads,
+        "ROWS": rows,
+        "HEAD": head,
+        "MASKED": mask is not None,
+        "ADDITIVE": mask is not None and mask.dtype is not DType.BOOL,
+    }
+    strides = strides_by_name({"query": query, "key": key, "value": value}, mask)
+    windows = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "mask": query if mask is None else mask,
+        "sums": sums,
+        "marks": marks,
+    }
+    grid = ("SPLITS", f"{batch} * KEY_HEADS", "-(GROUP * ROWS // -BLOCK_M)")
+    return _launch(_PARTS, windows, ("columns", key.sizes[2]), strides, constants, grid, (sums, marks))
+
+
+def _join(call: ExternCall, sums: Window, marks: Window) -> OwnLaunch:
+    query, output = call.operands[0], call.outs[0]
+    _, heads, rows, head = query.sizes
+    splits = sums.sizes[1]
+    assert isinstance(splits, int)
+    constants: dict[str, Any] = {
+        "BLOCK_S": 1 << (splits - 1).bit_length(),
+        "BLOCK_D": _block_d(head),
+        "SPLITS": splits,
+        "HEADS": heads,
+        "ROWS": rows,
+        "HEAD": head,
+    }
+    windows = {"sums": sums, "marks": marks, "output": output}
+    strides = strides_by_name({"output": output})
+    return _launch(_JOIN, windows, ("rows", sums.sizes[0]), strides, constants, ("rows", "1", "1"), (output,))
+
+
+def _launch(
+    source: str,
+    windows: dict[str, Window],
+    size: tuple[str, Size],
+    strides: dict[str, Size],
+    constants: dict[str, Any],
+    grid: tuple[str, str, str],
+    writes: Sequence[Window],
+) -> OwnLaunch:
+    """One launch: strides that are known become constants, the others are passed."""
+    runtime = {name: stride for name, stride in strides.items() if not isinstance(stride, int)}
+    constants = constants | {name: stride for name, stride in strides.items() if isinstance(stride, int)}
+    types = tuple((name, TYPES[window.dtype]) for name, window in windows.items())
+    parameters = (*types, (size[0], "i32"), *((name, "i64") for name in runtime))
+    aligned = [name for name, window in windows.items() if window.is_aligned]
+    if isinstance(size[1], int) and size[1] % 16 == 0:
+        aligned.append(size[0])
+    spec = KernelSpec(
+        name=source.split("(", 1)[0].split()[-1],
+        source=source.format(
+            runtime="".join(f", {name}" for name in runtime),
+            constants="".join(f", {name}: tl.constexpr" for name in constants),
+        ),
+        parameters=parameters,
+        constants=tuple(constants.items()),
+        divisible_by_16=tuple(aligned),
+        num_warps=4,
+        num_stages=2,
+        grid=grid,
+        call_names=tuple(name for name, _ in parameters),
+    )
+    arguments: tuple[LaunchArgument, ...] = (*windows.values(), size[1], *runtime.values())
+    return OwnLaunch(spec, arguments, tuple(writes))

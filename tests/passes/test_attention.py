@@ -1,0 +1,175 @@
+"""Attention kernels against eager PyTorch, on the emulator: few query rows and many keys above all."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import devplan
+from devplan.passes import export as exporting
+from devplan.passes.export import ExportResult
+from devplan.passes.load_source import resolve
+from devplan.passes.options import ExportOptions
+from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.split_attention import splits_of
+from devplan.passes.tape import ExternCall, Window
+from devplan.runtime.dtypes import DType
+from devplan.runtime.program import Launch, LibraryCall, Method
+from devplan.tests.zoo.measure import load, without_code
+
+MODELS = Path(devplan.__file__).parent / "configs" / "models"
+pytestmark = pytest.mark.torch
+
+
+class Attention(torch.nn.Module):
+    """Attention whose mask is made of the positions, as over a static cache."""
+
+    def __init__(self, mask: str = "", is_causal: bool = False) -> None:
+        super().__init__()
+        self.mask, self.is_causal = mask, is_causal
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, last: torch.Tensor
+    ) -> torch.Tensor:
+        mask: torch.Tensor | None = None
+        if self.mask:
+            mask = torch.arange(key.shape[2], device=last.device) <= last[:, None]
+        if self.mask == "additive":
+            mask = torch.where(mask, 0.25, -float("inf")).to(query.dtype)
+        if self.mask == "by_head":
+            heads = torch.arange(query.shape[1], device=last.device)
+            mask = mask & (heads[:, None, None] != torch.arange(key.shape[2], device=last.device))
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=self.is_causal, enable_gqa=True
+        )
+
+
+def rand(*shape: int) -> torch.Tensor:
+    """Reproducible normal numbers in half precision."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).half()
+
+
+def export(source: ModelSource) -> ExportResult:
+    """Export with kernels as the emulator needs them: their sources alone."""
+    options = ExportOptions(device="cuda", architectures=("sm_90",))
+    with mock.patch.object(exporting, "compile_kernels", without_code):
+        return exporting.export(source, options)
+
+
+def assert_near(ours: Any, theirs: torch.Tensor) -> None:
+    """Equal to a few units in the last place of half precision, relative to the largest value."""
+    assert ours.shape == tuple(theirs.shape)
+    error = (torch.from_numpy(np.asarray(ours)).float() - theirs.float()).abs().max()
+    assert error <= 4e-3 * theirs.abs().max()
+
+
+def exported(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Method:
+    """The method, after its result was compared with eager's."""
+    result = export(ModelSource("attention", (MethodSource("forward", module, inputs),)))
+    with load(result) as program:
+        (ours,) = program.method("forward")(*(x.numpy() for x in inputs)).values()
+    assert_near(ours, module(*inputs))
+    return result.planned.program.method("forward")
+
+
+def launches(method: Method, stem: str) -> list[Launch]:
+    """Launches of kernels whose name begins so."""
+    return [i for i in method.instructions if isinstance(i, Launch) and i.kernel.startswith(stem)]
+
+
+def case(rows: int, group: int, keys: int, *, head: int = 16, batch: int = 1) -> tuple[torch.Tensor, ...]:
+    """Query, key, value and the last position that each row sees."""
+    last = torch.arange(keys // 2, keys // 2 + rows)
+    shape = (batch, 2, keys, head)
+    return rand(batch, 2 * group, rows, head), rand(*shape), rand(*shape) + 0.5, last
+
+
+@pytest.mark.parametrize("mask", ["", "boolean", "additive", "by_head"])
+@pytest.mark.parametrize(("rows", "group", "keys"), [(1, 1, 300), (1, 8, 257), (4, 4, 320), (4, 8, 1000)])
+def test_split_keys_give_what_eager_gives(rows: int, group: int, keys: int, mask: str) -> None:
+    method = exported(Attention(mask), case(rows, group, keys))
+    (parts,) = launches(method, "attention_parts")
+    (join,) = launches(method, "attention_join")
+    assert set(parts.writes) <= set(join.reads)
+    assert parts.grid[0] == -(keys // -32)
+
+
+def test_a_batch_and_a_head_that_is_no_power_of_two() -> None:
+    method = exported(Attention("boolean"), case(3, 3, 290, head=24, batch=2))
+    assert launches(method, "attention_parts")
+
+
+def test_rows_that_see_nothing_give_zeros() -> None:
+    query, key, value, last = case(2, 2, 300)
+    exported(Attention("boolean"), (query, key, value, torch.full_like(last, -1)))
+
+
+def test_causal_rows_see_few_keys_and_are_not_split() -> None:
+    method = exported(Attention(is_causal=True), case(4, 4, 300))
+    assert not launches(method, "attention_parts")
+    assert len(launches(method, "attention")) == 1
+
+
+def test_a_mask_is_computed_once_for_all_layers() -> None:
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Attention("boolean")
+
+        def forward(self, query: torch.Tensor, key: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+            return self.attention(self.attention(query, key, key, last), key, key, last)
+
+    query, key, _, last = case(1, 4, 300)
+    method = exported(Two(), (query, key, last))
+    kernels = [i.kernel for i in method.instructions if isinstance(i, Launch)]
+    assert sum("le" in kernel.split("_") for kernel in kernels) == 1
+    assert len(kernels) == 5
+
+
+def test_three_tokens_of_a_decoder_with_a_cache() -> None:
+    source = resolve(str(MODELS / "llama_decode.py"))
+    eager = copy.deepcopy(source.methods[0].module)
+    result = export(source)
+    with load(result) as program, torch.no_grad():
+        for method, token, position in (
+            ("prefill", torch.arange(7, 15), torch.arange(8)),
+            *(("decode", torch.tensor([n]), torch.tensor([n])) for n in (8, 9, 10)),
+        ):
+            (ours,) = program.method(method)(token[None].numpy(), position.numpy()).values()
+            assert_near(ours, eager(token[None], position))
+    decode = result.planned.program.method("decode")
+    layers = len(launches(decode, "attention_parts"))
+    kernels = sum(isinstance(i, Launch | LibraryCall) for i in decode.instructions)
+    assert kernels <= 12 * layers + 4
+
+
+def window(*sizes: int) -> Window:
+    """A dense half-precision window."""
+    return Window("b", DType.FLOAT16, sizes, tuple(torch.empty(sizes, device="meta").stride()))
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "key_heads", "rows", "keys", "splits"),
+    [
+        (1, 32, 4, 1, 2048, 64),  # one block of keys for each: 256 programs
+        (1, 32, 32, 1, 2048, 8),
+        (32, 32, 4, 1, 2048, 2),
+        (1, 8, 8, 1, 100, None),  # short caches
+        (1, 8, 8, 17, 2048, None),  # many rows
+        (64, 32, 8, 1, 2048, 1),  # enough programs, but heads share their keys
+        (64, 32, 32, 1, 2048, None),
+    ],
+)
+def test_about_two_programs_for_each_multiprocessor(
+    batch: int, heads: int, key_heads: int, rows: int, keys: int, splits: int | None
+) -> None:
+    query, key = window(batch, heads, rows, 64), window(batch, key_heads, keys, 64)
+    call = ExternCall("devplan.attention.default", (query, key, key, None, 0.125, False), {}, (query,))
+    assert splits_of(call) == splits
