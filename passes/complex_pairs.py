@@ -86,6 +86,9 @@ class _Splitting:
         if node.op == "placeholder":
             self._constant(node)
             return
+        if node.target is aten._assert_tensor_metadata.default:
+            self.replaced[node] = None
+            return
         rule = _rule(node)
         nodes = list(node.all_input_nodes)
         flat = [m for n in nodes for m in self.pairs.get(n, (n,))]

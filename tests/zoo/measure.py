@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import time
 import traceback
@@ -143,7 +144,7 @@ def _compare(
         answers = iter(expected)
         for method in source.methods:
             for _ in range(calls):
-                outputs = program.method(method.name)(*_inputs(program, method))
+                outputs = program.method(method.name)(*_inputs(method))
                 _judge(row, method.name, list(outputs.values()), next(answers))
     if row.status == "exported":
         row.status = "right"
@@ -158,10 +159,11 @@ def load(result: exporting.ExportResult) -> LoadedProgram:
     return LoadedProgram(result.planned, constants, backends, EngineOptions(scrub=True, poison=True))
 
 
-def _inputs(program: LoadedProgram, method: MethodSource) -> list[Any]:
-    from devplan.devplan_cli.verify_job import flat_inputs
-
-    leaves = flat_inputs(method)
+def _inputs(method: MethodSource) -> list[Any]:
+    """Positional inputs, then keywords in the order of the signature, as `torch.export` flattens them."""
+    order = list(inspect.signature(method.module.forward).parameters)
+    names = sorted(method.kwargs, key=lambda name: order.index(name) if name in order else len(order))
+    leaves = pytree.tree_leaves((method.args, {name: method.kwargs[name] for name in names}))
     return [leaf.detach().numpy() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
