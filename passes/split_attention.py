@@ -39,8 +39,10 @@ def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{const
     key += batch * key_b + key_head * key_h
     value += batch * value_b + key_head * value_h
     row_mask = in_rows[:, None] & in_head[None, :]
-    at = query + batch * query_b + head[:, None] * query_h + m[:, None] * query_m + d[None, :]
-    q = tl.load(at, mask=row_mask, other=0.0)
+    query += batch * query_b
+    q = tl.load(
+        query + head[:, None] * query_h + m[:, None] * query_m + d[None, :], mask=row_mask, other=0.0
+    )
     biggest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)

@@ -14,12 +14,13 @@ from torch.nn import functional as F
 
 import devplan
 from devplan.passes import export as exporting
+from devplan.passes.compile_kernels import canonical, compile_kernels
 from devplan.passes.export import ExportResult
 from devplan.passes.load_source import resolve
 from devplan.passes.options import ExportOptions
 from devplan.passes.source import MethodSource, ModelSource
-from devplan.passes.split_attention import splits_of
-from devplan.passes.tape import ExternCall, Window
+from devplan.passes.split_attention import splits_of, to_steps
+from devplan.passes.tape import ExternCall, OwnLaunch, Window
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import Launch, LibraryCall, Method
 from devplan.tests.zoo.measure import load, without_code
@@ -109,6 +110,18 @@ def test_a_batch_and_a_head_that_is_no_power_of_two() -> None:
 def test_rows_that_see_nothing_give_zeros() -> None:
     query, key, value, last = case(2, 2, 300)
     exported(Attention("boolean"), (query, key, value, torch.full_like(last, -1)))
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_ampere_and_hopper() -> None:
+    query, key = window(1, 32, 1, 64), window(1, 4, 2048, 64)
+    mask = Window("m", DType.BOOL, (1, 2048), (2048, 1))
+    call = ExternCall("devplan.attention.default", (query, key, key, mask, 0.125, False), {}, (query,))
+    specs = [canonical(s.kernel) for s in to_steps(call) if isinstance(s, OwnLaunch)]
+    kernels = compile_kernels(specs, ("sm_80", "sm_90"), jobs=1)
+    assert len(kernels) == 2
+    for kernel in kernels:
+        assert {c.architecture for c in kernel.codes if c.form == "cubin"} == {"sm_80", "sm_90"}
 
 
 def test_causal_rows_see_few_keys_and_are_not_split() -> None:
