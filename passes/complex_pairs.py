@@ -317,8 +317,7 @@ _RULES: dict[str, Callable[..., Any]] = {
 _BY_PART = {
     "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "slice",
     "select", "alias", "detach", "clone", "contiguous", "flip", "roll", "cat", "stack", "index",
-    "index_select", "gather", "repeat", "neg", "sum", "mean", "constant_pad_nd", "zeros_like", "slice_scatter",
-    "select_scatter",
-    "as_strided", "lift_fresh_copy", "cumsum", "unfold", "diagonal", "narrow", "movedim", "tile",
+    "index_select", "gather", "repeat", "neg", "sum", "mean", "constant_pad_nd", "zeros_like",
+    "slice_scatter", "select_scatter", "as_strided", "lift_fresh_copy", "cumsum", "unfold", "diagonal", "narrow", "movedim", "tile",
 }  # fmt: skip
 """Operators that do to a complex tensor what they do to its parts."""

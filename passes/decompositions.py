@@ -62,7 +62,7 @@ def replacements() -> dict[Any, Callable[..., Any]]:
 
 
 def on_cuda() -> dict[Any, Callable[..., Any]]:
-    """Decompositions of our own on the target; one may answer NotImplemented for what Inductor does itself."""
+    """Decompositions of our own on the target; NotImplemented leaves an operator to Inductor."""
     return {
         aten.sort.default: order.sort_default,
         aten.sort.stable: order.sort,

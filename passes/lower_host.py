@@ -82,6 +82,8 @@ class HostLowering:
             made = [self._window(node.name, t) for t in tensors]
             if node.target is torch.ops.aten.copy_.default:
                 self._copy_into(node)
+            elif _writes(node.target):
+                self._call(node, made, _functional(node))
         else:
             made = [self._allocate(node, t) for t in tensors]
             self._call(node, made)
@@ -119,8 +121,8 @@ class HostLowering:
         self._homes[_storage_key(tensor)] = (storage.name, 0)
         return self._window(node.name, tensor)
 
-    def _call(self, node: torch.fx.Node, made: list[str]) -> None:
-        overload = node.target
+    def _call(self, node: torch.fx.Node, made: list[str], overload: Any = None) -> None:
+        overload = overload or node.target
         if not isinstance(overload, torch._ops.OpOverload):
             raise UnsupportedOperatorError(
                 f"`{overload}` has no kernel on the host", why=str(origin_of([node]))
@@ -188,6 +190,26 @@ def _bound(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[A
             continue
         values.append(given.get(argument.name, argument.default_value))
     return values
+
+
+def _writes(overload: Any) -> bool:
+    """Whether an operator changes its operands, as the insides of composite operators may."""
+    if not isinstance(overload, torch._ops.OpOverload) or torch.Tag.inplace_view in overload.tags:
+        return False
+    return bool(overload._schema.is_mutable)
+
+
+def _functional(node: torch.fx.Node) -> Any:
+    """What computes the bytes that an in-place operator writes: ``aten.lerp`` for ``aten.lerp_``."""
+    overload: Any = node.target
+    name = overload._schema.name.removeprefix("aten::").removesuffix("_")
+    packet = getattr(torch.ops.aten, name, None)
+    found = getattr(packet, overload._overloadname, None)
+    if found is None or found is overload:
+        raise UnsupportedOperatorError(
+            f"operator `{overload}` writes in place and has no other form", why=str(origin_of([node]))
+        )
+    return found
 
 
 def _out_variant(overload: Any) -> str | None:

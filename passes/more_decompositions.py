@@ -165,7 +165,7 @@ def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
 def resize_antialiased(
     x: Tensor, output_size: Sequence[int], align_corners: bool, scales: Sequence[float | None], reach: int
 ) -> Tensor:
-    """Separable resampling; the filter (reach 1: triangle, 2: cubic) covers the source pixels of one result."""
+    """Separable resampling; the filter (reach 1: triangle, 2: cubic) spans a result's source pixels."""
     for dim, extent, scale in zip((-2, -1), output_size, scales, strict=True):
         x = _resample(x, dim, extent, scale, reach)
     return x
@@ -201,7 +201,7 @@ def upsample_bicubic_aa(
 
 
 def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Rows of x [rows, k] times the matrix [groups, k, n] of their group; ``ends`` are the groups' last rows + 1.
+    """Rows of x [rows, k] times their group's matrix [groups, k, n]; ``ends`` are where the groups end.
 
     For few rows the matrices are gathered; else every group's product is made and the right one kept.
     """
@@ -217,7 +217,11 @@ def grouped_product(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def grouped_mm(
-    x: Tensor, weight: Tensor, ends: Tensor | None = None, bias: Tensor | None = None, dtype: torch.dtype | None = None
+    x: Tensor,
+    weight: Tensor,
+    ends: Tensor | None = None,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Any:
     """As ``aten._grouped_mm`` for rows in groups; NotImplemented for its other forms."""
     if ends is None or bias is not None or x.dim() != 2 or weight.dim() != 3:

@@ -84,7 +84,8 @@ def cannot_lower(node: torch.fx.Node | None, error: Exception) -> UnsupportedOpe
     name = "the graph" if node is None else f"operator `{getattr(node.target, '__name__', node.target)}`"
     first = (str(error).strip() or "no message").splitlines()[0]
     where = "" if node is None else f" {origin_of([node])}"
-    return UnsupportedOperatorError(f"{name} cannot be lowered", why=f"{type(error).__name__}: {first}{where}")
+    why = f"{type(error).__name__}: {first}{where}"
+    return UnsupportedOperatorError(f"{name} cannot be lowered", why=why)
 
 
 class _Extraction:
