@@ -19,8 +19,9 @@ def check_device_name(device: str | None) -> None:
     """`UsageError` for a device that there is no such thing as."""
     kind, _, index = (device or "cpu").partition(":")
     good = (kind == "cuda" and (not index or index.isdigit())) or (kind in ("cpu", "emulator") and not index)
-    if not good:
-        raise UsageError(f"unknown device `{device}`", hint="devices are `cuda:N`, `emulator` and `cpu`")
+    if not good and device != "emulator:triton":
+        hint = "devices are `cuda:N`, `emulator`, `emulator:triton` and `cpu`"
+        raise UsageError(f"unknown device `{device}`", hint=hint)
 
 
 def load_program(

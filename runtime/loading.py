@@ -13,6 +13,8 @@ from .memory import Constants
 from .peers import introduce
 from .program import CPU, Device, PlannedProgram
 
+BY_TRITON = "emulator:triton"
+"""The emulator with Triton's own interpreter for generated kernels."""
 Notify = Callable[[str], None]
 
 
@@ -39,8 +41,8 @@ def load_planned(
             for backend in chosen.values():
                 backend.close()
             raise UsageError("storages can be poisoned on the emulator only", hint="load on `emulator`")
-        backends |= _emulators(slots) if chosen is None else chosen
-    elif device not in (None, "cpu", "emulator"):
+        backends |= _emulators(slots, device == BY_TRITON) if chosen is None else chosen
+    elif device not in (None, "cpu", "emulator", BY_TRITON):
         raise DeviceError(
             f"the program has no code for `{device}`",
             why="it was exported for the cpu",
@@ -81,7 +83,7 @@ def _choose(
     slots: list[Device], device: str | None, device_map: Mapping[str, str], notify: Notify
 ) -> dict[Device, Backend] | None:
     """CUDA backends by slot, or None for the emulator."""
-    if device == "emulator":
+    if device in ("emulator", BY_TRITON):
         return None
     if device == "cpu":
         raise DeviceError(
@@ -102,7 +104,8 @@ def ordinals(slots: list[Device], device: str | None, device_map: Mapping[str, s
     """Which GPU serves which slot; UsageError for names that are no devices or no slots."""
     if device is not None and device.partition(":")[0] != "cuda":
         raise UsageError(
-            f"unknown device `{device}`", hint="devices are `cuda`, `cuda:N`, `emulator` and `cpu`"
+            f"unknown device `{device}`",
+            hint="devices are `cuda`, `cuda:N`, `emulator`, `emulator:triton` and `cpu`",
         )
     mapping = {_slot(key): _slot(value).index for key, value in device_map.items()}
     if unknown := [str(slot) for slot in mapping if slot not in slots]:
@@ -141,8 +144,12 @@ def _cuda(slots: list[Device], gpus: Mapping[Device, int]) -> dict[Device, Backe
     return {**made}
 
 
-def _emulators(slots: list[Device]) -> dict[Device, Backend]:
-    from .emulator import EmulatorBackend, Machine  # lazy: only here is Triton's interpreter needed
+def _emulators(slots: list[Device], by_triton: bool) -> dict[Device, Backend]:
+    from .emulator import EmulatorBackend, Machine  # lazy: only here are kernels interpreted
 
+    if by_triton:
+        from .emulator.triton_copy import interpreter
+
+        interpreter()  # refuses where torch or triton is missing
     machine = Machine()
-    return {slot: EmulatorBackend(slot, machine) for slot in slots}
+    return {slot: EmulatorBackend(slot, machine, by_triton=by_triton) for slot in slots}

@@ -29,6 +29,7 @@ def load(
         path: the ``.pte`` file.
         device: ``cuda``, ``cuda:N`` (everything on that GPU), ``emulator``, ``cpu`` (for programs without a
             device part), or None: CUDA where a driver and a GPU are, else the emulator (``notify`` says so).
+            ``emulator:triton`` interprets generated kernels by Triton itself, and needs torch and triton.
         device_map: for programs on several GPUs, which GPU serves which slot: ``{"cuda:0": "cuda:1"}``.
         allow_torch_ops: whether operators of a CUDA program may run on the host through torch. A program
             exported for the cpu needs no leave.

@@ -63,10 +63,11 @@ class EmulatorBackend:
     Args:
         device: the slot.
         machine: shared by the emulated devices of one program.
+        by_triton: run generated kernels through Triton's own interpreter instead of ours.
     """
 
-    def __init__(self, device: Device, machine: Machine | None = None) -> None:
-        self._device, self._machine = device, machine or Machine()
+    def __init__(self, device: Device, machine: Machine | None = None, *, by_triton: bool = False) -> None:
+        self._device, self._machine, self._by_triton = device, machine or Machine(), by_triton
         self._blocks = self._machine.blocks.setdefault(device, Blocks(f"the emulated {device}"))
         self._host = Blocks("the host")
         self._kernels: dict[str, Kernel] = {}
@@ -82,7 +83,7 @@ class EmulatorBackend:
     @property
     def label(self) -> str:
         """Its name for people."""
-        return "emulator"
+        return "emulator:triton" if self._by_triton else "emulator"
 
     @property
     def no_graph_reason(self) -> str:
@@ -147,14 +148,19 @@ class EmulatorBackend:
         elif self._machine.owner(operand.address) != operand.device:
             raise ExecutionError(f"value `{name}` of `{operand.device}` has an address of another device")
 
-    def _memory(self, operand: Operand) -> tuple[Memory, int]:
-        """The block an operand lies in, and its offset there in bytes."""
+    def _bounds(self, operand: Operand) -> tuple[int, int] | None:
+        """First and one past the last address of the block an operand lies in; None when it is empty."""
         if operand.device != self._device:
             raise ExecutionError(f"a kernel on `{self._device}` is given memory of `{operand.device}`")
         bounds = self._blocks.bounds(operand.address)
+        if bounds is None and operand.span_nbytes:
+            self._check_device(operand.address, operand.span_nbytes, "a kernel")
+        return bounds
+
+    def _memory(self, operand: Operand) -> tuple[Memory, int]:
+        """The block an operand lies in, and its offset there in bytes."""
+        bounds = self._bounds(operand)
         if bounds is None:
-            if operand.span_nbytes:
-                self._check_device(operand.address, operand.span_nbytes, "a kernel")
             return Memory(np.empty(0, np.uint8)), 0
         begin, end = bounds
         if begin not in self._memories or self._memories[begin].nbytes != end - begin:
@@ -185,6 +191,10 @@ class EmulatorBackend:
         if instruction.kernel not in self._kernels:
             raise DeviceError(f"there is no kernel `{instruction.kernel}`")
         kernel = self._kernels[instruction.kernel]
+        if self._by_triton:
+            from . import triton_interpreter  # lazy: brings in torch and triton
+
+            return triton_interpreter.bind_launch(kernel, instruction, operands, bindings, self._bounds)
         kernel_function(kernel)
         return bind_launch(kernel, instruction, operands, bindings, self._memory)
 
@@ -240,7 +250,7 @@ class EmulatorBackend:
 
     def fork(self) -> EmulatorBackend:
         """The same memory and kernels, with counters of its own."""
-        twin = EmulatorBackend(self._device, self._machine)
+        twin = EmulatorBackend(self._device, self._machine, by_triton=self._by_triton)
         twin._kernels = self._kernels
         return twin
 

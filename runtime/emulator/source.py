@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,13 @@ _NODES = (
     ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice, ast.Starred,
     ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
 )  # fmt: skip
+_ATTRIBUTES = frozenset((
+    "T", "abs", "broadcast_to", "cast", "dtype", "element_ty", "expand_dims", "flip", "is_bf16", "is_bool",
+    "is_floating", "is_fp16", "is_fp32", "is_fp64", "is_int", "is_int_signed", "is_int_unsigned", "is_ptr",
+    "itemsize", "logical_and", "logical_or", "max", "min", "numel", "permute", "primitive_bitwidth", "ravel",
+    "reshape", "scalar", "shape", "sum", "to", "trans", "type", "value", "view",
+))  # fmt: skip
+"""What kernels may ask of a value; arrays beneath tensors have methods that reach files."""
 _ROOTS = ("triton", "tl", "libdevice", "tl_math", "math", "triton_helpers")
 
 
@@ -95,30 +103,43 @@ class Compiled:
         self.may_diverge, self.whole_grid = may_diverge, whole_grid
 
 
-@lru_cache(maxsize=1024)
-def compile_kernel(source: str, name: str) -> Compiled:
-    """The function ``name`` of a checked source text; ArtifactError when it is not acceptable."""
+@dataclass(frozen=True)
+class Checked:
+    """A source text that is acceptable: without decorators and annotations, its logic as calls."""
+
+    tree: ast.Module
+    functions: dict[str, ast.FunctionDef]
+    may_diverge: bool
+
+
+def check_kernel(source: str, name: str) -> Checked:
+    """Parse and check a source text; ArtifactError unless it is acceptable and defines ``name``."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ArtifactError(f"the source of kernel `{name}` is not Python", why=str(error)) from error
-    functions_found = _checked_functions(tree, name)
-    if name not in functions_found:
+    found = _checked_functions(tree, name)
+    if name not in found:
         raise ArtifactError(
-            f"the source of kernel `{name}` does not define it", why=f"it has {sorted(functions_found)}"
+            f"the source of kernel `{name}` does not define it", why=f"it has {sorted(found)}"
         )
-    kernel = functions_found[name]
-    names = tuple(argument.arg for argument in kernel.args.args)
     diverges = grids.IN_ORDER in source or any(
         isinstance(node, ast.If | ast.While | ast.For | ast.IfExp) for node in ast.walk(tree)
     )
-    for function in functions_found.values():
+    for function in found.values():
         function.decorator_list = []
     _strip_annotations(tree)
-    logical = ast.fix_missing_locations(_Logic().visit(tree))
+    return Checked(ast.fix_missing_locations(_Logic().visit(tree)), found, diverges)
+
+
+@lru_cache(maxsize=1024)
+def compile_kernel(source: str, name: str) -> Compiled:
+    """The function ``name`` of a checked source text; ArtifactError when it is not acceptable."""
+    checked = check_kernel(source, name)
+    names = tuple(argument.arg for argument in checked.functions[name].args.args)
     scope: dict[str, Any] = {**names_for_kernels(), "__builtins__": {}}
-    exec(compile(logical, f"<kernel {name}>", "exec"), scope)
-    return Compiled(scope[name], names, diverges, grids.WHOLE_GRID in source)
+    exec(compile(checked.tree, f"<kernel {name}>", "exec"), scope)
+    return Compiled(scope[name], names, checked.may_diverge, grids.WHOLE_GRID in source)
 
 
 def _checked_functions(tree: ast.Module, kernel: str) -> dict[str, ast.FunctionDef]:
@@ -151,7 +172,7 @@ def _check_function(kernel: str, function: ast.FunctionDef, siblings: set[str]) 
             _refuse(kernel, node, f"`{type(node).__name__}` is not allowed")
         if isinstance(node, ast.FunctionDef):
             _refuse(kernel, node, "a function inside a function is not allowed")
-        if isinstance(node, ast.Attribute) and (node.attr.startswith("_") or isinstance(node.ctx, ast.Store)):
+        if isinstance(node, ast.Attribute) and not _is_allowed(node, local):
             _refuse(kernel, node, f"attribute `{node.attr}` is not allowed")
         if isinstance(node, ast.Name) and (node.id.startswith("__") or node.id not in allowed):
             _refuse(kernel, node, f"name `{node.id}` is not known")
@@ -164,6 +185,23 @@ def _check_function(kernel: str, function: ast.FunctionDef, siblings: set[str]) 
             _refuse(kernel, default, "a default must be a constant")
     if local & (set(_ROOTS) - {"math"}):
         _refuse(kernel, function, "a parameter or variable hides a name of Triton")
+
+
+def _is_allowed(node: ast.Attribute, local: set[str]) -> bool:
+    """Public names of Triton's namespaces; of anything else only what tensors and types offer to kernels."""
+    if node.attr.startswith("_") or not isinstance(node.ctx, ast.Load):
+        return False
+    path: list[str] = []
+    owner = node.value
+    while isinstance(owner, ast.Attribute):
+        path.insert(0, owner.attr)
+        owner = owner.value
+    if not isinstance(owner, ast.Name) or owner.id in local or owner.id not in _ROOTS:
+        return node.attr in _ATTRIBUTES
+    found: Any = names_for_kernels()[owner.id]
+    for part in path:
+        found = getattr(found, part, None)
+    return node.attr in _ATTRIBUTES or isinstance(found, SimpleNamespace)
 
 
 def _refuse(kernel: str, node: ast.AST, why: str) -> None:
