@@ -11,7 +11,7 @@ import pytest
 
 from .conftest import check_schema, devplan, environment
 
-VERBS = ("export", "run", "inspect", "verify", "bench", "diff", "doctor")
+VERBS = ("export", "run", "inspect", "verify", "bench", "tune", "diff", "doctor")
 CONTRACT = {
     "export": "--output --config --device --dtype --arch --io --skip-h2d --skip-d2h --device-planning "
     "--no-device-planning --weights --memory-budget --max-artifact-size --max-copies --fail-on-copy --check "
@@ -21,6 +21,7 @@ CONTRACT = {
     "inspect": "--json --plan --report --svg",
     "verify": "--json --device",
     "bench": "--json --device",
+    "tune": "--output --json --device",
     "diff": "--json --markdown",
     "doctor": "--json",
 }
