@@ -12,6 +12,12 @@ from .decompositions import replacements
 from .library_calls import has_library_call
 
 
+_PLAIN_LINEAR_ALGEBRA = {
+    "norm", "vector_norm", "matrix_norm", "multi_dot", "vecdot", "diagonal", "cross", "matmul", "vander",
+}  # fmt: skip
+"""What of ``linalg`` is made of products and sums; all else factorises a matrix."""
+
+
 def supports(operator: str, device: Device) -> str | None:
     """None if the device runs the operator, else the reason why not."""
     return None if device.kind == "cpu" else _on_cuda(operator)
@@ -26,9 +32,17 @@ def _on_cuda(operator: str) -> str | None:
         return None
     from .inductor import has_cuda_lowering
 
+    if _factorises(operator):
+        return "it factorises a matrix, which has no kernel here"
     if has_cuda_lowering(overload) or _is_composite(overload):
         return None
     return "no kernel is generated for it and no library has one"
+
+
+def _factorises(operator: str) -> bool:
+    """Whether an operator ends in a matrix factorization, whatever composes it."""
+    name = operator.split(".")[1]
+    return name.startswith("linalg_") and name.removeprefix("linalg_") not in _PLAIN_LINEAR_ALGEBRA
 
 
 def resolve(operator: str) -> Any:

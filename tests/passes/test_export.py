@@ -246,13 +246,23 @@ def test_float32_products_stay_float32_unless_asked() -> None:
         assert call.attribute("allow_tf32") is allow
 
 
-def test_an_operator_without_a_kernel_is_named_with_the_line_that_uses_it() -> None:
-    class Eigen(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.linalg.eigvalsh(x)
+class Eigen(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvalsh(x + x.T) * 2
 
-    with pytest.raises(UnsupportedOperatorError, match=r"aten\._linalg_eigh.*test_export\.py:\d+"):
+
+def test_an_operator_without_a_kernel_is_named_with_the_line_that_uses_it() -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"aten\.linalg_eigvalsh.*test_export\.py:\d+"):
         export_module(Eigen(), (torch.randn(4, 4),))
+
+
+def test_an_operator_without_a_kernel_runs_on_the_host_where_that_is_allowed() -> None:
+    x = torch.randn(4, 4)
+    result = export_module(Eigen(), (x,), allow_host_ops=True)
+    kinds = [i.kind for i in result.planned.program.methods[0].instructions if isinstance(i, Copy)]
+    assert kinds.count(CopyKind.D2H) == 2 and kinds.count(CopyKind.H2D) == 2
+    with loaded(result, allow_torch_ops=True) as program:
+        assert_close(next(iter(program.method("forward")(x.numpy()).values())), Eigen()(x))
 
 
 def test_a_memory_budget_refuses_with_what_is_live() -> None:

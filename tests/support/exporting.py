@@ -28,10 +28,10 @@ def export_methods(methods: Sequence[MethodSource], **options: Any) -> ExportRes
     return export(ModelSource("test", tuple(methods)), ExportOptions(**options))
 
 
-def loaded(result: ExportResult, device: str = "emulator") -> LoadedProgram:
+def loaded(result: ExportResult, device: str = "emulator", **options: Any) -> LoadedProgram:
     """A program ready to be called."""
     constants: Mapping[str, memoryview] = {digest: read() for digest, read in result.constants.items()}
-    return load_planned(result.planned, constants, device=device)
+    return load_planned(result.planned, constants, device=device, **options)
 
 
 def assert_close(got: Any, wanted: torch.Tensor, tolerance: float = 1e-5) -> None:
