@@ -22,7 +22,10 @@ Verbose = Annotated[
 DeviceName = Annotated[
     str | None,
     typer.Option(
-        "--device", metavar="cuda:N|emulator|cpu", help="Where to run.  [default: the GPU, else the emulator]"
+        "--device",
+        metavar="cuda:N|emulator|cpu",
+        help="Where to run; `emulator:triton` takes Triton's interpreter.  "
+        "[default: the GPU, else the emulator]",
     ),
 ]
 Method = Annotated[

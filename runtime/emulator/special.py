@@ -73,6 +73,24 @@ def erfc(x: Array) -> Array:
     return np.where(wide > 0.46875, tail, 1.0 - erf(wide))
 
 
+def erfcx(x: Array) -> Array:
+    """``exp(x * x) * erfc(x)``, without the product where one factor is infinite and the other zero."""
+    wide = x.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        low = np.exp(wide * wide) * erfc(wide)
+    return np.where(wide > 0.46875, erfc_scaled(np.maximum(wide, 0.46875)), low)
+
+
+def sinpi(x: Array) -> Array:
+    """``sin(pi * x)``, with the whole turns taken off first."""
+    return np.sin(np.pi * np.fmod(x.astype(np.float64), 2.0))
+
+
+def cospi(x: Array) -> Array:
+    """``cos(pi * x)``, likewise."""
+    return np.cos(np.pi * np.fmod(x.astype(np.float64), 2.0))
+
+
 def erfinv(x: Array) -> Array:
     """Inverse of the error function: Winitzki's estimate (2008), then three steps of Newton."""
     wide = x.astype(np.float64)
@@ -92,6 +110,10 @@ def _lgamma(x: float) -> float:
 
 
 def _gamma(x: float) -> float:
+    if x == 0:
+        return math.copysign(math.inf, x)
+    if x > 171.7:
+        return math.inf
     return math.gamma(x) if math.isfinite(x) and (x > 0 or x != math.floor(x)) else _limit(x, math.nan)
 
 

@@ -134,6 +134,9 @@ def _half_away(torch: Any, x: Any) -> Any:
 
 
 def _gamma(torch: Any, x: Any) -> Any:
-    """The gamma function through its logarithm, with the sign that it has between negative integers."""
-    odd = (x < 0) & (torch.floor(x).remainder(2) == 1)
-    return torch.where(odd, -1.0, 1.0) * torch.exp(torch.lgamma(x))
+    """The gamma function through its logarithm: negative in every other interval, none at -1, -2, ..."""
+    floor = torch.floor(x)
+    odd = (x < 0) & (floor.remainder(2) == 1)
+    made = torch.where(odd, -1.0, 1.0) * torch.exp(torch.lgamma(x))
+    made = torch.where(x == 0, torch.copysign(made, x), made)
+    return torch.where((x < 0) & (floor == x), math.nan, made)
