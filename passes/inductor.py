@@ -42,6 +42,7 @@ from triton.runtime.driver import driver
 from ..runtime.errors import DevplanError, UnsupportedOperatorError
 from ..runtime.expr import Size
 from ..runtime.program import SourceLocation
+from . import combine_kernels
 from .decompositions import on_cuda
 from .device_guard import cuda_guard
 from .library_calls import has_library_call
@@ -68,6 +69,9 @@ _OPTIONS: dict[str, Any] = {
     "assert_indirect_indexing": False,
     "freezing": False,
     "comment_origin": False,
+    "combo_kernels": combine_kernels.IS_POSSIBLE,
+    "combo_kernels_pointwise_only": True,
+    "combo_kernels_autotune": 0,
     "fallback_random": False,
 }
 
@@ -175,6 +179,7 @@ def described_target(target: Target) -> Iterator[None]:
         (torch._C, "_conv_determine_backend_memory_format", _convolution_format),
         (misc_patterns, "_misc_patterns_init", lambda device=None: None),  # traces real device tensors
         (triton_helpers, "set_driver_to_gpu", lambda: None),
+        (combine_kernels.OWNER, combine_kernels.ATTRIBUTE, combine_kernels.small_and_independent),
     ]
     known = {key: value for key, value in _OPTIONS.items() if _has_option(key)}
     try:
