@@ -270,8 +270,8 @@ def unsupported(name: str) -> Any:
 def namespace() -> SimpleNamespace:
     """All of them."""
     names = (
-        promote_to_tensor, maximum, minimum, fmaximum, max2, min2, fmax2, prod, max_with_index, min_with_index,
-        exp,
+        promote_to_tensor, maximum, minimum, fmaximum, max2, min2, fmax2, prod, max_with_index,
+        min_with_index, exp,
         statistics.online_softmax_reduce, statistics.online_softmax_combine,
         statistics.online_softmax_combine_with_sum, statistics.welford_reduce, statistics.welford_combine,
         statistics.welford, div_floor_integer,
