@@ -54,6 +54,21 @@ def install(made: Interpreter) -> None:
         setattr(builder, name, _rounding(getattr(builder, name), made))
     builder.create_dot = _widening(builder.create_dot, made)
     builder.create_inline_asm = _assembly(made)
+    module._patch_lang_tensor = _with_index(module._patch_lang_tensor)
+
+
+def _with_index(patch: Callable[..., None]) -> Callable[..., None]:
+    """Scalars as loop bounds: triton 3.6 converts an array of one element, which NumPy no longer does."""
+
+    def call(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", _one)
+
+    return call
+
+
+def _one(tensor: Any) -> int:
+    return int(tensor.handle.data.item())
 
 
 def _checked(method: Callable[..., Any], mask_at: int, pointer_at: int) -> Callable[..., Any]:

