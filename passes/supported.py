@@ -11,7 +11,6 @@ from ..runtime.program import Device
 from .decompositions import replacements
 from .library_calls import has_library_call
 
-
 _PLAIN_LINEAR_ALGEBRA = {
     "norm", "vector_norm", "matrix_norm", "multi_dot", "vecdot", "diagonal", "cross", "matmul", "vander",
 }  # fmt: skip

