@@ -75,6 +75,6 @@ def _work(count: int, effort: Effort, time_limit: float | None) -> _Work:
     else:
         passes, steps, seconds = (99, 99, 12, 4)[size], 50_000_000, 55.0
         rounds = 0 if count <= LARGEST else 200_000 // count
-    bound_work = 650_000_000 if effort == "max" else 0
+    bound_work = 800_000_000 if effort == "max" else 0
     budget = Budget(steps, min(seconds, time_limit) if time_limit is not None else seconds, bound_work)
     return _Work(passes, widths, budget, rounds)
