@@ -156,6 +156,9 @@ def associative_scan(tensors: Any, axis: int, combine_fn: Reduction, reverse: bo
     single = isinstance(tensors, Tensor)
     state: tuple[Tensor, ...] = (tensors,) if single else tuple(tensors)
     over = axis_of(state[0], axis)
+    # Indices are the same in all programs and held once; values are not.
+    shape = np.broadcast_shapes(*(each.data.shape for each in state))
+    state = _parts(state, lambda data: np.broadcast_to(data, shape))
     if reverse:
         state = _parts(state, lambda data: np.flip(data, over))
     step, length = 1, state[0].data.shape[over]
