@@ -281,20 +281,61 @@ def _exponential(x: Pair) -> Pair:
     return size * torch.cos(x[1]), size * torch.sin(x[1])
 
 
+def _from_last(x: Tensor) -> Pair:
+    return x.select(-1, 0), x.select(-1, 1)
+
+
+def _to_last(x: Pair) -> Tensor:
+    return torch.stack(x, -1)
+
+
+def _together(re: Tensor, im: Tensor) -> Pair:
+    return re, im
+
+
+def _polar(size: Tensor, angle: Tensor) -> Pair:
+    return size * torch.cos(angle), size * torch.sin(angle)
+
+
+def _real(x: Pair) -> Tensor:
+    return x[0]
+
+
+def _imaginary(x: Pair) -> Tensor:
+    return x[1]
+
+
+def _conjugate(x: Pair) -> Pair:
+    return x[0], -x[1]
+
+
+def _same(x: Pair) -> Pair:
+    return x
+
+
+def _angle(x: Pair) -> Tensor:
+    return torch.atan2(x[1], x[0])
+
+
+def _where(condition: Tensor, x: Any, y: Any) -> Pair:
+    (a, b), (c, d) = _pair(x), _pair(y)
+    return torch.where(condition, a, c), torch.where(condition, b, d)
+
+
 _RULES: dict[str, Callable[..., Any]] = {
-    "view_as_complex": lambda x: (x.select(-1, 0), x.select(-1, 1)),
-    "view_as_real": lambda x: torch.stack(x, -1),
-    "complex": lambda re, im: (re, im),
-    "polar": lambda size, angle: (size * torch.cos(angle), size * torch.sin(angle)),
-    "real": lambda x: x[0],
-    "imag": lambda x: x[1],
-    "conj": lambda x: (x[0], -x[1]),
-    "_conj": lambda x: (x[0], -x[1]),
-    "_conj_physical": lambda x: (x[0], -x[1]),
-    "conj_physical": lambda x: (x[0], -x[1]),
-    "resolve_conj": lambda x: x,
+    "view_as_complex": _from_last,
+    "view_as_real": _to_last,
+    "complex": _together,
+    "polar": _polar,
+    "real": _real,
+    "imag": _imaginary,
+    "conj": _conjugate,
+    "_conj": _conjugate,
+    "_conj_physical": _conjugate,
+    "conj_physical": _conjugate,
+    "resolve_conj": _same,
     "abs": _magnitude,
-    "angle": lambda x: torch.atan2(x[1], x[0]),
+    "angle": _angle,
     "exp": _exponential,
     "pow": _power,
     "mul": _multiply,
@@ -309,15 +350,14 @@ _RULES: dict[str, Callable[..., Any]] = {
     "_fft_c2c": fourier.complex_to_complex,
     "_fft_r2c": fourier.real_to_complex,
     "_fft_c2r": fourier.complex_to_real,
-    "where": lambda condition, x, y: tuple(
-        torch.where(condition, a, b) for a, b in zip(_pair(x), _pair(y), strict=True)
-    ),
+    "where": _where,
 }
 
 _BY_PART = {
     "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "slice",
     "select", "alias", "detach", "clone", "contiguous", "flip", "roll", "cat", "stack", "index",
     "index_select", "gather", "repeat", "neg", "sum", "mean", "constant_pad_nd", "zeros_like",
-    "slice_scatter", "select_scatter", "as_strided", "lift_fresh_copy", "cumsum", "unfold", "diagonal", "narrow", "movedim", "tile",
+    "slice_scatter", "select_scatter", "as_strided", "lift_fresh_copy", "cumsum", "unfold",
+    "diagonal", "narrow", "movedim", "tile",
 }  # fmt: skip
 """Operators that do to a complex tensor what they do to its parts."""

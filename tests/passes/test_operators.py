@@ -175,6 +175,23 @@ CASES: dict[str, Case] = {
         lambda q, k: F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
         (rand(1, 4, 5, 8), rand(1, 2, 5, 8)),
     ),
+    # recurrent layers
+    "lstm": (
+        lambda x, h, *w: torch.lstm(x, (h, h), w, True, 1, 0.0, False, True, True),
+        (
+            rand(2, 5, 4),
+            rand(2, 2, 3),
+            *(rand(*s, seed=i) for i, s in enumerate([(12, 4), (12, 3), (12,), (12,)] * 2)),
+        ),
+    ),
+    "gru": (
+        lambda x, h, *w: torch.gru(x, h, w, True, 1, 0.0, False, False, False),
+        (rand(5, 2, 4), rand(1, 2, 3), rand(9, 4), rand(9, 3), rand(9), rand(9, seed=1)),
+    ),
+    "scatter_integers": (
+        lambda x, i: (x.scatter(1, i, x), x.scatter_add(1, i, x)),
+        (ints(4, 6), ints(4, 6, below=6).argsort(1)),
+    ),
     # complex numbers, as pairs of real ones
     "rotary_complex": (
         lambda x, a: torch.view_as_real(
@@ -211,6 +228,22 @@ def outcome(name: str, device: str) -> Any:
     function, inputs = CASES[name]
     source = ModelSource(name, (MethodSource("forward", Function(function), inputs),))
     return measure(name, "operators", lambda: source, device, code=False, calls=1)
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda x: torch.linalg.eigh(x @ x.t())[0], "aten._linalg_eigh"),
+        (lambda x: torch.unique(x), "aten._unique2"),
+        (lambda x: x[x > 0], "aten.nonzero|aten.index"),
+    ],
+)
+def test_what_cuda_cannot_run_is_refused_by_name(function: Callable[..., Any], operator: str) -> None:
+    source = ModelSource("refused", (MethodSource("forward", Function(function), (rand(4, 4),)),))
+    row = measure("refused", "operators", lambda: source, "cuda", code=False)
+    assert row.status == "refused"
+    assert any(name in row.error for name in operator.split("|")), row.error
+    assert "test_operators.py:" in row.error
 
 
 @pytest.mark.parametrize("name", CASES)
