@@ -109,6 +109,15 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], float]] = {
         tuple(normal(1, 2, 33, 16, dtype=HALF) + HALF_STEP for HALF_STEP in (0, 1, 2)),
         4e-3,
     ),
+    "split attention": (
+        Calls(lambda q, k, v: F.scaled_dot_product_attention(q, k, v)),
+        (
+            normal(1, 2, 1, 32, dtype=HALF),
+            normal(1, 2, 300, 32, dtype=HALF),
+            normal(1, 2, 300, 32, dtype=HALF),
+        ),
+        4e-3,
+    ),
     "depthwise": (
         Calls(lambda c, x: c(x).relu(), NN.Conv2d(16, 16, 3, 1, 1, groups=16).to(HALF)),
         (normal(1, 16, 6, 6, dtype=HALF),),
@@ -117,7 +126,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], float]] = {
 }
 
 
-OWN = {"attention": "attention", "depthwise": "depthwise"}
+OWN = {"attention": "attention", "split attention": "attention_parts", "depthwise": "depthwise"}
 """Cases whose kernels are written here, not by Inductor, and how those are called."""
 
 
