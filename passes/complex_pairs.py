@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..runtime.errors import UnsupportedOperatorError
 from . import fourier
 from .fourier import Pair
+from .inductor.interfaces import make_fx
 from .origins import origin_of
 
 if TYPE_CHECKING:

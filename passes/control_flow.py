@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..runtime.errors import UnsupportedOperatorError
+from .inductor.interfaces import is_higher_order
 from .origins import origin_of, source_line
 
 
@@ -27,7 +28,7 @@ class ControlFlow:
 
 def is_control_flow(node: torch.fx.Node) -> bool:
     """Whether a node is a higher-order operator."""
-    return node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator)  # pyright: ignore[reportPrivateUsage]
+    return node.op == "call_function" and is_higher_order(node.target)
 
 
 def take_apart(node: torch.fx.Node) -> ControlFlow:

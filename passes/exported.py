@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ..runtime.errors import DevplanError, UnsupportedOperatorError
 from ..runtime.program import Argument, Symbol
 from .complex_pairs import decompose_complex
 from .control_flow import name_apart
+from .inductor.interfaces import pytree
 from .lifted_tensors import merge_lifted_tensors
 from .sizes import bound_of
 from .source import MethodSource

@@ -236,7 +236,7 @@ class _MethodLowering:
         device: Device,
         index: int,
     ) -> list[str]:
-        from . import inductor
+        from .inductor import lowering as inductor
 
         self._align_inputs(nodes)
         graph, inputs = self._extract(nodes, wanted, updates, torch.device("cuda", 0))
@@ -257,7 +257,7 @@ class _MethodLowering:
 
     def _fake(self, mode: Any, example: Any, value: Value | None) -> Any:
         """An input of the region as it really is: with the layout of its value, where that is known."""
-        from . import inductor
+        from .inductor import lowering as inductor
 
         if value is None or not all(isinstance(s, int) for s in value.strides):
             return inductor.on_target(mode, example)

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.expr import Size
 from ..runtime.program import CPU, Argument, HostCall, Ref, Value
 from .builder import MethodBuilder, is_dense, plus, product, scaled
+from .inductor.interfaces import core_decompositions, make_fx, storage_key
 from .origins import origin_of
 from .region_graph import NamingInterpreter, RegionGraph
 from .sizes import to_dtype, to_size
@@ -46,7 +45,7 @@ class HostLowering:
         placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
         for node, value in zip(placeholders, self._inputs, strict=False):
             self._values[node] = value.name
-            self._homes[_storage_key(node.meta["val"])] = (value.storage, value.offset)
+            self._homes[storage_key(node.meta["val"])] = (value.storage, value.offset)
         for node in traced.graph.nodes:
             if node.op == "call_function":
                 self._emit(node)
@@ -54,8 +53,7 @@ class HostLowering:
 
     def _traced(self) -> torch.fx.GraphModule:
         module, examples = self._graph.module, self._graph.examples
-        core: dict[Any, Any] = dict(core_aten_decompositions())
-        table = {k: v for k, v in core.items() if k._schema.name not in _KEEP}
+        table = {k: v for k, v in core_decompositions().items() if k._schema.name not in _KEEP}
         tensors = [e for e in examples if isinstance(e, torch.Tensor)]
         mode = next((t.fake_mode for t in tensors if hasattr(t, "fake_mode")), None)
         import contextlib
@@ -78,7 +76,7 @@ class HostLowering:
         if not isinstance(value, torch.Tensor | list | tuple):
             return  # symbolic integers are read from shapes where they are needed
         tensors = [value] if isinstance(value, torch.Tensor) else list(value)
-        if all(_storage_key(t) in self._homes for t in tensors):
+        if all(storage_key(t) in self._homes for t in tensors):
             made = [self._window(node.name, t) for t in tensors]
             if node.target is torch.ops.aten.copy_.default:
                 self._copy_into(node)
@@ -100,7 +98,7 @@ class HostLowering:
         self._builder.instructions.append(call)
 
     def _window(self, name: str, tensor: torch.Tensor) -> str:
-        storage, begin = self._homes[_storage_key(tensor)]
+        storage, begin = self._homes[storage_key(tensor)]
         offset = plus(begin, scaled(to_size(tensor.storage_offset()), tensor.dtype.itemsize))
         return self._builder.add_value(
             f"r{self._region}_{name}",
@@ -118,7 +116,7 @@ class HostLowering:
             nbytes = to_size(tensor.untyped_storage().nbytes())
         name = f"r{self._region}_{node.name}"
         storage = self._builder.add_storage(name, CPU, nbytes, origin=origin_of([node]))
-        self._homes[_storage_key(tensor)] = (storage.name, 0)
+        self._homes[storage_key(tensor)] = (storage.name, 0)
         return self._window(node.name, tensor)
 
     def _call(self, node: torch.fx.Node, made: list[str], overload: Any = None) -> None:
@@ -173,10 +171,6 @@ def _fresh(example: Any) -> Any:
     if not isinstance(example, torch.Tensor):
         return example
     return torch.empty_strided(example.shape, example.stride(), dtype=example.dtype, device="cpu")
-
-
-def _storage_key(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _bound(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.printers import PythonPrinter
 
 from ..runtime.dtypes import DType
 from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.expr import Expr, Size
+from .inductor.interfaces import python_text
 
 _UNBOUNDED = 1 << 40
 
@@ -21,7 +21,7 @@ def to_size(value: Any) -> Size:
         value = value.node.expr
     if isinstance(value, int | sympy.Integer):
         return int(value)
-    return Expr(str(PythonPrinter().doprint(sympy.sympify(value))))
+    return Expr(python_text(value))
 
 
 def to_dtype(dtype: torch.dtype) -> DType:

@@ -9,6 +9,7 @@ import torch
 
 from ..runtime.program import Device
 from .decompositions import replacements
+from .inductor.interfaces import is_composite
 from .library_calls import has_library_call
 
 _PLAIN_LINEAR_ALGEBRA = {
@@ -29,11 +30,11 @@ def _on_cuda(operator: str) -> str | None:
         return None  # higher-order operators are judged by their bodies
     if overload in replacements() or has_library_call(operator):
         return None
-    from .inductor import has_cuda_lowering
+    from .inductor.lowering import has_cuda_lowering
 
     if _factorises(operator):
         return "it factorises a matrix, which has no kernel here"
-    if has_cuda_lowering(overload) or _is_composite(overload):
+    if has_cuda_lowering(overload) or is_composite(overload):
         return None
     return "no kernel is generated for it and no library has one"
 
@@ -52,9 +53,3 @@ def resolve(operator: str) -> Any:
             return None
         owner = getattr(owner, part)
     return owner if isinstance(owner, torch._ops.OpOverload) else None
-
-
-def _is_composite(overload: Any) -> bool:
-    """Whether the dispatcher itself takes the operator apart into others."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))

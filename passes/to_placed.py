@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.program import SourceLocation
 from .control_flow import is_control_flow, take_apart
 from .exported import ExportedMethod, InputSpec
+from .inductor.interfaces import depends_on_data
 from .origins import module_path, source_line
 from .placed import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
 from .sizes import bound_of, to_dtype, to_size
@@ -126,7 +126,7 @@ def _refuse_unbounded(node: torch.fx.Node, origin: SourceLocation) -> None:
     values = node.meta.get("val")
     for value in values if isinstance(values, list | tuple) else (values,):
         for extent in value.shape if isinstance(value, torch.Tensor) else ():
-            if isinstance(extent, torch.SymInt) and free_unbacked_symbols(extent):
+            if isinstance(extent, torch.SymInt) and depends_on_data(extent):
                 raise UnsupportedOperatorError(
                     f"operator `{node.target}` makes a result whose size depends on data",
                     why=str(origin),

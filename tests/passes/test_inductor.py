@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from devplan.passes import inductor
+from devplan.passes.inductor import lowering as inductor
 from devplan.passes.tape import Alias, Allocate, ExternCall, KernelCall, Tape
 from devplan.passes.targets import TARGETS
 from devplan.runtime.expr import Expr

@@ -39,18 +39,18 @@ from torch.fx.traceback import preserve_node_meta
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from ..runtime.errors import DevplanError, UnsupportedOperatorError
-from ..runtime.expr import Size
-from ..runtime.program import SourceLocation
+from ...runtime.errors import DevplanError, UnsupportedOperatorError
+from ...runtime.expr import Size
+from ...runtime.program import SourceLocation
+from ..decompositions import on_cuda
+from ..library_calls import has_library_call
+from ..origins import origin_of
+from ..region_graph import NamingInterpreter, cannot_lower
+from ..sizes import to_dtype, to_size
+from ..tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, Step, Tape, Window
+from ..targets import Target
 from . import combine_kernels
-from .decompositions import on_cuda
 from .device_guard import cuda_guard
-from .library_calls import has_library_call
-from .origins import origin_of
-from .region_graph import NamingInterpreter, cannot_lower
-from .sizes import to_dtype, to_size
-from .tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, Step, Tape, Window
-from .targets import Target
 
 _DEVICE = torch.device("cuda", 0)
 

@@ -1,0 +1,56 @@
+"""Small private or experimental interfaces of PyTorch under names of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+import torch.utils._pytree as pytree
+from torch._decomp import core_aten_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._sympy.printers import PythonPrinter
+
+__all__ = [
+    "core_decompositions",
+    "depends_on_data",
+    "is_composite",
+    "is_higher_order",
+    "make_fx",
+    "python_text",
+    "pytree",
+    "storage_key",
+]
+
+
+def python_text(expression: Any) -> str:
+    """A sympy expression in Python's syntax."""
+    return str(PythonPrinter().doprint(sympy.sympify(expression)))
+
+
+def depends_on_data(extent: torch.SymInt) -> bool:
+    """Whether a size is only known once the program has run."""
+    return bool(free_unbacked_symbols(extent))
+
+
+def core_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operator -> how core ATen spells it."""
+    return dict(core_aten_decompositions())
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What tensors over one storage have in common, fake ones included."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def is_composite(overload: Any) -> bool:
+    """Whether the dispatcher itself takes an operator apart into others."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))
+
+
+def is_higher_order(target: Any) -> bool:
+    """Whether a graph node's target is an operator over graphs, such as ``cond``."""
+    return isinstance(target, torch._ops.HigherOrderOperator)
