@@ -206,11 +206,20 @@ def programs(draw: st.DrawFn) -> Program:
         for name in draw(st.lists(st.sampled_from(list(where)), min_size=1, max_size=3, unique=True))
     ]
     ports = tuple(Port(name, name) for name in inputs)
-    returned = tuple(Port(f"y{i}", name) for i, name in enumerate(outputs))
+    returned = tuple(
+        Port(f"y{i}", name, aliases=("input", name) if name in inputs else _first(outputs, i))
+        for i, name in enumerate(outputs)
+    )
     method = Method(
         "forward", ports, returned, tuple(storages), tuple(values), tuple(instructions), tuple(regions)
     )
     return Program((method,), kernels=(Kernel("k", (), ()),))
+
+
+def _first(outputs: list[str], index: int) -> tuple[str, str] | None:
+    """The earlier output that has the same value, as an alias."""
+    first = outputs.index(outputs[index])
+    return None if first == index else ("output", f"y{first}")
 
 
 def outcome(method: Method) -> list[object]:
