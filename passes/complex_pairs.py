@@ -97,8 +97,8 @@ class _Splitting:
         def run(*tensors: Any) -> Any:
             values = iter(tensors)
             known = {n: (next(values), next(values)) if n in self.pairs else next(values) for n in nodes}
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: _Held(known[n]))
-            args, kwargs = _released((args, kwargs))
+            map_arg: Any = torch.fx.map_arg  # typed for graphs, where values stand in for nodes here
+            args, kwargs = _released(map_arg((node.args, node.kwargs), lambda n: _Held(known[n])))
             return rule(*args, **kwargs)
 
         made = self._inline(run, flat, node)

@@ -35,7 +35,7 @@ def transform(x: Pair, forward: bool = True) -> Pair:
         angles = _angles(length, length, length, re)
         return _product((re, im), (angles.cos(), sign * angles.sin()))
     rest = length // factor
-    columns = tuple(t.unflatten(-1, (factor, rest)).transpose(-1, -2) for t in (re, im))
+    columns = tuple(t.reshape(*t.shape[:-1], factor, rest).transpose(-1, -2) for t in (re, im))
     done = transform((columns[0], columns[1]), forward)
     angles = _angles(rest, factor, length, re)
     done = multiply(done, (angles.cos(), sign * angles.sin()))

@@ -74,7 +74,8 @@ def _topk_of_pieces(rows: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor
         float("-inf" if largest else "inf") if rows.is_floating_point() else info.min if largest else info.max
     )
     padded = torch.nn.functional.pad(rows, (0, count * SHORT - rows.size(-1)), value=last)
-    values, indices = stable_sort(padded.unflatten(-1, (count, SHORT)), -1, largest)
+    pieces = padded.reshape(*padded.shape[:-1], count, SHORT)
+    values, indices = stable_sort(pieces, -1, largest)
     base = torch.arange(count, device=rows.device)[:, None] * SHORT
     values, indices = values[..., :k].flatten(-2), (indices[..., :k] + base).flatten(-2)
     values, chosen = topk(values, k, -1, largest)
