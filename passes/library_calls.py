@@ -62,9 +62,10 @@ def _matmul(
     has_c: bool = False,
     alpha: float = 1.0,
     beta: float = 0.0,
+    epilogue: str = "none",
 ) -> Call:
     attributes: dict[str, Argument] = {
-        "epilogue": "none",
+        "epilogue": epilogue,
         "has_bias": has_bias,
         "has_c": has_c,
         "alpha": float(alpha),
@@ -91,6 +92,13 @@ def _addmm(extern: ExternCall, allow_tf32: bool) -> list[Call]:
     if len(added.sizes) != len(extern.outs[0].sizes) or 0 in added.strides:
         raise unsupported("addmm with a broadcast matrix", extern.origin)
     return [_matmul((a, b, added), extern.outs[0], allow_tf32, has_c=True, alpha=alpha, beta=beta)]
+
+
+def _linear(extern: ExternCall, allow_tf32: bool) -> list[Call]:
+    x, weight, bias, activation = extern.operands
+    reads = (x, weight) if bias is None else (x, weight, bias)
+    call = _matmul(reads, extern.outs[0], allow_tf32, has_bias=bias is not None, epilogue=str(activation))
+    return [call]
 
 
 def _as_bias(window: Window) -> Window | None:
@@ -184,4 +192,5 @@ _TRANSLATIONS: dict[str, Callable[[ExternCall, bool], list[Call]]] = {
     "convolution": _convolution,
     "aten.convolution.default": _convolution,
     "devplan.convolution.default": _fused_convolution,
+    "devplan.linear.default": _linear,
 }

@@ -193,6 +193,34 @@ def test_folding_a_batch_norm_changes_nothing_but_rounding(placed: str, device: 
         assert_close(next(iter(program.method("forward")(x.numpy()).values())), model(x))
 
 
+class Perceptron(torch.nn.Module):
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Linear(16, 32), torch.nn.Linear(32, 8, bias=False)
+        self.activation = torch.nn.ReLU() if form == "relu" else torch.nn.GELU(approximate=form)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.last(self.activation(self.first(x))))
+
+
+@pytest.mark.parametrize(
+    ("form", "epilogues"),
+    [("relu", ["relu", "relu"]), ("tanh", ["gelu_tanh", "relu"]), ("none", ["none", "relu"])],
+)
+def test_products_end_with_the_bias_and_the_activation_that_cublas_has(
+    form: str, epilogues: list[str]
+) -> None:
+    model, x = Perceptron(form), torch.randn(2, 5, 16)
+    result = export_module(model, (x,))
+    instructions = result.planned.program.methods[0].instructions
+    calls = [i for i in instructions if isinstance(i, LibraryCall)]
+    assert [c.attribute("epilogue") for c in calls] == epilogues
+    assert sum(isinstance(i, Launch) for i in instructions) == (1 if "none" in epilogues else 0)
+    with loaded(result) as program:
+        assert_close(next(iter(program.method("forward")(x.numpy()).values())), model(x))
+
+
 class Shared(torch.nn.Module):
     """Two methods over one weight and one buffer."""
 
