@@ -1,7 +1,8 @@
 """Linear layers of a region with the activation that follows them: one matrix product with an epilogue.
 
 cuBLASLt adds the bias and applies ReLU or the tanh form of GELU while it writes the result, so that the
-activation costs no pass over memory. The exact (erf) form of GELU is none of its epilogues and stays a kernel.
+activation costs no pass over memory. The exact (erf) form of GELU is none of its epilogues and stays a
+kernel.
 """
 
 from __future__ import annotations
