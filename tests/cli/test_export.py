@@ -123,7 +123,14 @@ def test_within_the_budgets_nothing_is_said(tiny: Made) -> None:
 def test_an_export_says_something_at_once_and_dies_cleanly_when_interrupted(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "devplan.devplan_cli", "export", str(MODELS / "tiny.py")]
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A shell that runs the tests in the background has its children ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     assert process.stderr.readline() == f"exporting {MODELS / 'tiny.py'} to tiny.pte\n"
