@@ -90,34 +90,29 @@ class OutputSpec:
     literal: Argument = None
 
 
-def cast_method(method: MethodSource, dtype: str | None) -> MethodSource:
-    """Parameters and floating-point example inputs in ``dtype``; the user's own module stays as it is."""
+def cast_methods(methods: Sequence[MethodSource], dtype: str | None) -> list[MethodSource]:
+    """Parameters and floating-point example inputs in ``dtype``; the user's own modules stay as they are.
+
+    All modules are copied as one, so that what methods share (a whole module, or a layer or buffer inside
+    two) is copied once and stays shared.
+    """
     if dtype is None:
-        return method
-    wanted = getattr(torch, dtype)
+        return list(methods)
+    wanted, copied = getattr(torch, dtype), dict[int, Any]()
 
     def cast(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             return value.to(wanted)
         return value
 
-    module = copy.deepcopy(method.module).to(wanted)
-    args, kwargs = pytree.tree_map(cast, (method.args, method.kwargs))
-    return MethodSource(method.name, module, args, kwargs, method.dynamic_shapes)
+    def cast_method(method: MethodSource) -> MethodSource:
+        if method.exported is not None:
+            return method
+        module = copy.deepcopy(method.module, copied).to(wanted)
+        args, kwargs = pytree.tree_map(cast, (method.args, method.kwargs))
+        return MethodSource(method.name, module, args, kwargs, method.dynamic_shapes)
 
-
-def cast_methods(methods: Sequence[MethodSource], dtype: str | None) -> list[MethodSource]:
-    """`cast_method` for all, where modules that methods share stay shared."""
-    copies: dict[int, Any] = {}
-    cast: list[MethodSource] = []
-    for method in methods:
-        if dtype is None or method.exported is not None:
-            cast.append(method)
-            continue
-        done = cast_method(method, dtype)
-        shared = copies.setdefault(id(method.module), done.module)
-        cast.append(MethodSource(method.name, shared, done.args, done.kwargs, done.dynamic_shapes))
-    return cast
+    return [cast_method(method) for method in methods]
 
 
 def export_method(method: MethodSource) -> torch.export.ExportedProgram:

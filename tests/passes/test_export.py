@@ -250,21 +250,22 @@ class Read(torch.nn.Module):
         return self.shared.linear(self.shared.last) * scale
 
 
-def test_methods_share_weights_once_and_state_by_memory() -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-5), ("float16", 4e-3)])
+def test_methods_share_weights_once_and_state_by_memory(dtype: str | None, tolerance: float) -> None:
     shared = Shared()
     methods = [
         MethodSource("write", Write(shared), (torch.randn(1, 8),)),
         MethodSource("read", Read(shared), (torch.ones(1),)),
     ]
-    result = export_methods(methods)
+    result = export_methods(methods, dtype=dtype)
     program = result.planned.program
     assert len({c.digest for c in program.constants}) == 2
     assert [s.name for s in program.state] == ["shared.last"]
-    x = torch.randn(1, 8)
+    x, number = torch.randn(1, 8), np.dtype(dtype or "float32")
     with loaded(result) as running:
-        running.method("write")(x=x.numpy())
-        (got,) = running.method("read")(scale=np.full(1, 2, np.float32)).values()
-    assert_close(got, shared.linear(shared.linear(x)) * 2)
+        running.method("write")(x=x.numpy().astype(number))
+        (got,) = running.method("read")(scale=np.full(1, 2, number)).values()
+    assert_close(got, shared.linear(shared.linear(x)) * 2, tolerance)
 
 
 def test_float32_products_stay_float32_unless_asked() -> None:
