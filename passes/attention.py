@@ -17,18 +17,15 @@ import torch
 from ..runtime.dtypes import DType
 from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.expr import Size
+from .own_operators import own_operator
 from .tape import ExternCall, KernelSpec, LaunchArgument, Window
 
 OPERATOR = "devplan.attention.default"
 
-_LIBRARY: Any = torch.library.Library("devplan", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
-    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal) -> Tensor",
-    tags=(torch.Tag.needs_exact_strides,),
+
+@own_operator(
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal) -> Tensor"
 )
-
-
-@torch.library.register_fake("devplan::attention", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _fake(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -11,23 +11,19 @@ from typing import Any
 
 import torch
 
+from .own_operators import own_operator
+
 aten = torch.ops.aten
-OPERATOR = "devplan.convolution.default"
 
-_LIBRARY: Any = torch.library.Library("devplan", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
+
+@own_operator(
     "depthwise_convolution(Tensor x, Tensor weight, Tensor? bias, Tensor? added, int[] stride, "
-    "int[] padding, int[] dilation, str activation) -> Tensor",
-    tags=(torch.Tag.needs_exact_strides,),
+    "int[] padding, int[] dilation, str activation) -> Tensor"
 )
-_LIBRARY.define(
+@own_operator(
     "convolution(Tensor x, Tensor weight, Tensor? bias, Tensor? added, int[] stride, int[] padding, "
-    "int[] dilation, int groups, str activation) -> Tensor",
-    tags=(torch.Tag.needs_exact_strides,),
+    "int[] dilation, int groups, str activation) -> Tensor"
 )
-
-
-@torch.library.register_fake("devplan::convolution", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _fake(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -36,32 +32,7 @@ def _fake(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-    groups: int,
-    activation: str,
-) -> torch.Tensor:
-    return _result(x, weight, stride, padding, dilation)
-
-
-@torch.library.register_fake("devplan::depthwise_convolution", lib=_LIBRARY)  # type: ignore[untyped-decorator]
-def _fake_depthwise(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    added: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    activation: str,
-) -> torch.Tensor:
-    return _result(x, weight, stride, padding, dilation)
-
-
-def _result(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    *rest: Any,
 ) -> torch.Tensor:
     """A channels-last tensor of a convolution's shape."""
     sizes = [

@@ -7,21 +7,14 @@ kernel.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from .own_operators import own_operator
+
 aten = torch.ops.aten
-OPERATOR = "devplan.linear.default"
-
-_LIBRARY: Any = torch.library.Library("devplan", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
-    "linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor",
-    tags=(torch.Tag.needs_exact_strides,),
-)
 
 
-@torch.library.register_fake("devplan::linear", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+@own_operator("linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor")
 def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
     return x.new_empty(x.shape[0], weight.shape[1])
 

@@ -20,6 +20,7 @@ from .decompositions import host_replacements, replacements
 from .exported import ExportedMethod
 from .fuse_convolutions import fuse_convolutions
 from .fuse_linears import fuse_linears
+from .ledger import copy_kind
 from .lower_control_flow import ControlFlowLowering
 from .lower_host import HostLowering
 from .lower_region import TapeLowering, local_copy
@@ -72,7 +73,7 @@ class _MethodLowering:
         self._kernels: dict[str, KernelSpec] = {}
         self._value_of: dict[str, str] = {}
         self._readers = _readers(placed)
-        self._order = {name: index for index, name in enumerate(self._nodes)}
+        self._written_in_regions = _written_in_regions(placed)
         self._updated: set[str] = set()
 
     def run(self, report: Callable[[int, int], None]) -> LoweredMethod:
@@ -164,7 +165,7 @@ class _MethodLowering:
         nbytes = scaled(product(source.shape), source.dtype.itemsize)
         storage = self._builder.add_storage(node.name, device, nbytes, origin=node.origin)
         made = self._builder.add_value(node.name, storage.name, source.dtype, source.shape, source.strides)
-        kind = _copy_kind(held, device)
+        kind = CopyKind(copy_kind(held, device))
         self._builder.instructions.append(Copy(kind, source.name, made.name, node.reason, origin=node.origin))
         self._value_of[node.name] = made.name
 
@@ -174,7 +175,7 @@ class _MethodLowering:
         device = _device(nodes[0])
         inside = {node.name for node in nodes}
         wanted = [n.name for n in nodes if n.type is not None and self._readers.get(n.name, set()) - inside]
-        updates = self._updates_within(nodes, inside, device)
+        updates = self._updates_within(nodes[0].region)
         if not wanted and not updates:
             return
         operators = sum(node.kind is NodeKind.CALL for node in nodes)
@@ -188,19 +189,10 @@ class _MethodLowering:
         self._value_of.update(zip(wanted, made, strict=True))
         self._updated |= {target for target, _ in updates}
 
-    def _updates_within(
-        self, nodes: Sequence[Node], inside: set[str], device: Device
-    ) -> list[tuple[str, str]]:
-        """Updates that this region can write itself: nothing reads the old content afterwards."""
-        last = max(self._order[node.name] for node in nodes)
-        found: list[tuple[str, str]] = []
-        for target, source in self._placed.updates:
-            later = [
-                r for r in self._readers.get(target, ()) if r and r not in inside and self._order[r] > last
-            ]
-            if source in inside and _device(self._nodes[target]) == device and not later:
-                found.append((target, source))
-        return found
+    def _updates_within(self, region: int) -> list[tuple[str, str]]:
+        """Updates that a region writes itself."""
+        updates = (u for u in self._placed.updates if u in self._written_in_regions)
+        return [(target, source) for target, source in updates if self._nodes[source].region == region]
 
     def _extract(
         self,
@@ -359,12 +351,6 @@ def _device(node: Node) -> Device:
     return node.device
 
 
-def _copy_kind(source: Device, destination: Device) -> CopyKind:
-    if source == CPU:
-        return CopyKind.H2D
-    return CopyKind.D2H if destination == CPU else CopyKind.D2D
-
-
 def _flat(graph: PlacedGraph) -> Iterator[Node]:
     """The nodes of a graph and of the bodies of its control flow."""
     for node in graph.nodes:
@@ -383,18 +369,26 @@ def _readers(graph: PlacedGraph) -> dict[str, set[str]]:
             found.update(_readers(body))
     for output in graph.outputs:
         found.setdefault(output.node, set()).add("")
+    written = _written_in_regions(graph)
     for target, source in graph.updates:
-        if not _is_written_in_region(graph, target, source):
+        if (target, source) not in written:
             found.setdefault(source, set()).add("")
     return found
 
 
-def _is_written_in_region(graph: PlacedGraph, target: str, source: str) -> bool:
-    """Whether the region that makes an update's source writes it: no later node reads the target."""
-    order = {node.name: index for index, node in enumerate(graph.nodes)}
+def _written_in_regions(graph: PlacedGraph) -> frozenset[tuple[str, str]]:
+    """Updates that the region of their source can write: nothing reads the old content afterwards."""
     nodes = {node.name: node for node in graph.nodes}
-    region = nodes[source].region
-    if region < 0 or nodes[target].device != nodes[source].device:
-        return False
-    last = max(order[n.name] for n in graph.nodes if n.region == region)
-    return not any(target in n.operands and n.region != region and order[n.name] > last for n in graph.nodes)
+    last = {node.region: index for index, node in enumerate(graph.nodes)}
+    readers: dict[str, list[tuple[int, int]]] = {}
+    for index, node in enumerate(graph.nodes):
+        for name in node.operands:
+            readers.setdefault(name, []).append((index, node.region))
+
+    def is_written(target: str, source: str) -> bool:
+        region = nodes[source].region
+        if region < 0 or nodes[target].device != nodes[source].device:
+            return False
+        return not any(at > last[region] and reader != region for at, reader in readers.get(target, ()))
+
+    return frozenset(update for update in graph.updates if is_written(*update))

@@ -60,6 +60,11 @@ class TapeLowering:
         self._buffers: dict[str, _Buffer] = {}
         self._bases: dict[str, str] = {}
         self._windows: dict[Window, str] = {}
+        self._declared: dict[str, Window] = {}
+        """The window that a buffer was allocated or aliased with."""
+        for step in tape.steps:
+            if isinstance(step, Allocate | Alias):
+                self._declared.setdefault(step.window.buffer, step.window)
         for name, value in zip(tape.inputs, inputs, strict=False):  # symbols follow
             self._buffers[name] = _Buffer(value.storage, value.offset)
             self._bases[name] = value.name
@@ -85,20 +90,21 @@ class TapeLowering:
         storage = self._builder.add_storage(name, self._device, step.nbytes, role)
         self._buffers[step.window.buffer] = _Buffer(storage.name, 0)
         if step.fill_zero:
-            value = self._base(step.window.buffer, step.window)
+            value = self._base(step.window.buffer)
             call = LibraryCall("fill", (), (value,), (("value", 0),), region=self._region)
             self._builder.instructions.append(call)
 
-    def _base(self, buffer: str, window: Window | None = None) -> str:
+    def _base(self, buffer: str) -> str:
         """The value that a kernel gets as the buffer's pointer: it covers the whole buffer."""
         if buffer not in self._bases:
-            home = self._buffers[buffer]
-            storage = self._builder.storages[home.storage]
-            shape = window.sizes if window is not None else (storage.nbytes,)
-            strides = window.strides if window is not None else (1,)
-            dtype = window.dtype if window is not None else DType.UINT8
+            home, window = self._buffers[buffer], self._declared[buffer]
             made = self._builder.add_value(
-                f"r{self._region}_{buffer}", home.storage, dtype, shape, strides, home.begin
+                f"r{self._region}_{buffer}",
+                home.storage,
+                window.dtype,
+                window.sizes,
+                window.strides,
+                home.begin,
             )
             self._bases[buffer] = made.name
         return self._bases[buffer]
@@ -136,7 +142,7 @@ class TapeLowering:
             if not isinstance(value, str):
                 arguments.append(value)
                 continue
-            base = self._base(value, self._window_of(value))
+            base = self._base(value)
             arguments.append(Ref(base))
             is_output = name.startswith(("out_ptr", "in_out_ptr", "ws_ptr", "sem_ptr"))
             if not is_output or _reads(spec, name):
@@ -154,12 +160,6 @@ class TapeLowering:
         )
         self._builder.instructions.append(launch)
         self._note_origin(writes, step.origin)
-
-    def _window_of(self, buffer: str) -> Window | None:
-        for step in self._tape.steps:
-            if isinstance(step, Allocate | Alias) and step.window.buffer == buffer:
-                return step.window
-        return None
 
     def _extern(self, step: ExternCall) -> None:
         if step.operator in _OWN_KERNELS:

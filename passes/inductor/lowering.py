@@ -43,7 +43,7 @@ from ...runtime.errors import DevplanError, UnsupportedOperatorError
 from ...runtime.expr import Size
 from ...runtime.program import SourceLocation
 from ..decompositions import on_cuda
-from ..library_calls import has_library_call
+from ..library_calls import has_library_call, unsupported
 from ..origins import origin_of
 from ..region_graph import NamingInterpreter, cannot_lower
 from ..sizes import to_dtype, to_size
@@ -464,7 +464,7 @@ class _Reader:
         node: Any = line.node
         made = [node] if isinstance(node.layout, ir.Layout) else list(node.outputs)
         if not made or not all(isinstance(one.layout, ir.Layout) for one in made):
-            raise _no_instruction(_operator_name(node), origin)
+            raise unsupported(_operator_name(node), origin)
         outs: list[Window] = []
         for one in made:
             out = self._window(one)
@@ -521,14 +521,6 @@ def _operator_name(node: Any) -> str:
     """``addmm``, ``convolution``, ``aten.topk.default``."""
     name = node.python_kernel_name or str(node.op_overload)
     return str(name).removeprefix("extern_kernels.").removeprefix("torch.ops.")
-
-
-def _no_instruction(operator: str, origin: SourceLocation) -> UnsupportedOperatorError:
-    return UnsupportedOperatorError(
-        f"operator `{operator}` has no CUDA kernel here",
-        why=f"it is needed by {origin}",
-        hint="`--allow-host-ops` runs it on the host, with copies",
-    )
 
 
 def kernel_spec(name: str, body: str) -> KernelSpec:
