@@ -31,7 +31,7 @@ MODELS = {
     "mobilenet_v2": ROOT / "configs/models/mobilenet_v2.py",
     "dinov2_small": ROOT / "configs/models/dinov2_small.py",
     "whisper_encoder": HERE / "models/whisper_encoder.py",
-    "llama_decode": ROOT / "configs/models/llama_decode.py",
+    "llama_decode": HERE / "models/llama_decode.py",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,20 @@ def transfers(program: LoadedProgram) -> int:
     return sum(count for kind, count in program.copies.counts.items() if kind is not CopyKind.LOCAL)
 
 
+def recorded(call: Callable[[], Any], prefix: str) -> int:
+    """How many of the GPU's activities whose name starts so CUPTI records (through torch's profiler) in a call."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        call()
+        torch.cuda.synchronize()
+    events = [e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    assert any(not e.name.startswith("Memcpy") for e in events), (
+        "CUPTI saw no kernel: this count proves nothing"
+    )
+    return sum(e.name.startswith(prefix) for e in events)
+
+
 def expected() -> Any:
     with torch.no_grad():
         return Chain().eval()(X).numpy()
@@ -64,6 +79,15 @@ def test_device_io_makes_no_transfer() -> None:
             (output,) = program.method("forward")(given).values()
         np.testing.assert_allclose(output.numpy(), expected(), rtol=1e-4, atol=1e-4)
         assert transfers(program) == 0
+        assert recorded(lambda: program.method("forward")(given), "Memcpy") == 0
+
+
+def test_a_callers_torch_tensor_is_read_in_place() -> None:
+    with loaded(io=(IoRule("both", "device"),)) as program:
+        given = X.cuda()
+        (output,) = program.method("forward")(given).values()
+        np.testing.assert_allclose(output.numpy(), expected(), rtol=1e-4, atol=1e-4)
+        assert recorded(lambda: program.method("forward")(given), "Memcpy") == 0
 
 
 def test_host_io_makes_two() -> None:
@@ -72,6 +96,8 @@ def test_host_io_makes_two() -> None:
             (output,) = program.method("forward")(X.numpy()).values()
         np.testing.assert_allclose(output, expected(), rtol=1e-4, atol=1e-4)
         assert transfers(program) == 6
+        assert recorded(lambda: program.method("forward")(X.numpy()), "Memcpy HtoD") == 1
+        assert recorded(lambda: program.method("forward")(X.numpy()), "Memcpy DtoH") == 1
 
 
 def test_a_model_on_two_gpus_copies_directly() -> None:

@@ -1,4 +1,7 @@
-"""Another model file with its example inputs repeated: DEVPLAN_BENCH_MODEL names it, DEVPLAN_BENCH_BATCH how often."""
+"""Another model file with its example inputs repeated: DEVPLAN_BENCH_MODEL names it, DEVPLAN_BENCH_BATCH how often.
+
+A file whose inputs are not all batched says so with a `batched_inputs` of its own.
+"""
 
 import importlib.util
 import os
@@ -18,6 +21,8 @@ def _repeat(x):
 
 
 def example_inputs():
+    if hasattr(_file, "batched_inputs"):
+        return _file.batched_inputs()
     given = _file.example_inputs() if callable(_file.example_inputs) else _file.example_inputs
     return (
         {k: _repeat(v) for k, v in given.items()} if isinstance(given, dict) else tuple(map(_repeat, given))
