@@ -1,8 +1,11 @@
 """Measure the zoo: each model in a process of its own with a time limit, results kept as JSON lines.
 
-    python -m tests.zoo --results zoo.jsonl [--group models,timm,transformers] [--only NAME,...] [--table]
+    python -m tests.zoo --results zoo.jsonl [--group models,torchvision,timm,transformers] [--only NAME,...]
+    python -m tests.zoo --results zoo.jsonl --failed          # again what did not come out right
+    python -m tests.zoo --results zoo.jsonl --table           # only print
 
-A model that has its row in the results file is not measured again unless ``--only`` names it.
+A model that has its row in the results file is not measured again unless ``--only`` or ``--failed`` asks for it.
+The device ``executorch`` is ExecuTorch 1.5 on this machine, from the folder in ``DEVPLAN_EXECUTORCH``.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.zoo import catalog
+from devplan.passes.source import ModelSource
+from tests.zoo import catalog, executorch_peer
 from tests.zoo.measure import Row, measure
 from tests.zoo.table import table
 
@@ -43,9 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--results", default=str(folder / "devplan-zoo.jsonl"), help="results, one row a line"
     )
-    parser.add_argument("--group", default="models,timm,transformers", help="which groups")
+    parser.add_argument("--group", default="models,torchvision,timm,transformers", help="which groups")
     parser.add_argument("--only", default="", help="these models alone, measured again")
-    parser.add_argument("--devices", default="cuda,cpu", help="devices to export for")
+    parser.add_argument("--failed", action="store_true", help="measure again what was not right")
+    parser.add_argument("--devices", default="cuda,cpu,executorch", help="what to export for")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a model and device")
     parser.add_argument("--no-code", action="store_true", help="leave kernels as sources, for the emulator")
     parser.add_argument("--no-run", action="store_true", help="export only")
@@ -55,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _wanted(options: argparse.Namespace, results: _Results) -> list[tuple[str, str, str]]:
     only = set(filter(None, options.only.split(",")))
-    done = {(row["name"], row["device"]) for row in results.rows()}
+    good = ("right", "exported", "unbuilt")
+    rows = [row for row in results.rows() if not options.failed or row["status"] in good]
+    done = {(row["name"], row["device"]) for row in rows}
     found: list[tuple[str, str, str]] = []
     for group in options.group.split(","):
         for name in catalog.names(group):
@@ -108,14 +115,13 @@ def _in_process(name: str, group: str, device: str, options: argparse.Namespace)
 
 def _work(pipe: Connection, name: str, group: str, device: str, options: argparse.Namespace) -> None:
     os.setsid()  # a time limit ends the compilers that this process starts, too
-    row = measure(
-        name,
-        group,
-        lambda: catalog.build(group, name),
-        device,
-        run=not options.no_run,
-        code=not options.no_code,
-    )
+    def build() -> ModelSource:
+        return catalog.build(group, name)
+
+    if device == executorch_peer.DEVICE:
+        row = executorch_peer.measure(name, group, build)
+    else:
+        row = measure(name, group, build, device, run=not options.no_run, code=not options.no_code)
     pipe.send(row.document())
     pipe.close()
 

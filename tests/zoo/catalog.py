@@ -1,4 +1,4 @@
-"""What is in the zoo: our model files, timm families and transformers architectures, sampled by name order."""
+"""What is in the zoo: our model files, torchvision families, and samples by name order of timm and transformers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ def names(group: str) -> list[str]:
     """The names of a group, in order."""
     if group == "models":
         return sorted(path.stem for path in MODELS.glob("*.py") if path.stem != "__init__")
+    if group == "torchvision":
+        from .torchvision_models import families as of_torchvision
+
+        return of_torchvision()
     if group == "timm":
         from .timm_models import families
 
@@ -23,7 +27,7 @@ def names(group: str) -> list[str]:
         from .transformers_models import architectures
 
         return sample(architectures(), TRANSFORMERS_COUNT)
-    raise SystemExit(f"unknown group `{group}`; groups are models, timm and transformers")
+    raise SystemExit(f"unknown group `{group}`; groups are models, torchvision, timm and transformers")
 
 
 def sample(ordered: Sequence[str], count: int) -> list[str]:
@@ -39,6 +43,10 @@ def build(group: str, name: str) -> ModelSource:
         from devplan.passes.load_source import resolve
 
         return resolve(str(MODELS / f"{name}.py"))
+    if group == "torchvision":
+        from .torchvision_models import build as build_torchvision
+
+        return build_torchvision(name)
     if group == "timm":
         from .timm_models import build as build_timm
 

@@ -23,11 +23,25 @@ from torch.utils import _pytree as pytree
 from devplan.passes import export as exporting
 from devplan.passes.options import ExportOptions
 from devplan.passes.source import MethodSource, ModelSource
+from devplan.planner import PlanOptions, plan
 from devplan.runtime.cpu import CpuBackend
 from devplan.runtime.emulator import EmulatorBackend, Machine
 from devplan.runtime.engine import EngineOptions, LoadedProgram
 from devplan.runtime.errors import DevplanError
-from devplan.runtime.program import CPU, Copy, CopyKind, HostCall, Kernel, Launch, LibraryCall, PlannedProgram
+from devplan.runtime.program import (
+    CPU,
+    Arena,
+    Copy,
+    CopyKind,
+    Device,
+    HostCall,
+    Instruction,
+    Kernel,
+    Launch,
+    LibraryCall,
+    PlannedProgram,
+    Program,
+)
 
 TOLERANCE = 2e-3
 """Of the largest expected value: float32 sums in another order, through dozens of layers."""
@@ -35,7 +49,11 @@ TOLERANCE = 2e-3
 
 @dataclass
 class Row:
-    """How far a model came. ``status``: right, exported, wrong, refused, failed, traceback, timeout, unbuilt."""
+    """How far a model came.
+
+    ``status``: right, exported, wrong, refused (exit 3), failed, traceback, timeout, unbuilt (eager does not run
+    it, or the recipe does not fit), absent (the peer is not here).
+    """
 
     name: str
     group: str
@@ -48,6 +66,8 @@ class Row:
     methods: int = 0
     copies: int = 0
     arena: int = 0
+    arena_given: int = 0
+    """Bytes of the same program in the order in which it was lowered."""
     lower_bound: int = 0
     kernels: dict[str, int] = field(default_factory=dict[str, int])
     note: str = ""
@@ -94,12 +114,38 @@ def measure(
 
 def _export(row: Row, source: ModelSource, device: str, code: bool) -> exporting.ExportResult:
     options = ExportOptions(device=device, architectures=("sm_90",))
+    lowered: list[Program] = []
+
+    def planned(program: Program, given: PlanOptions | None = None) -> PlannedProgram:
+        lowered.append(program)
+        return plan(program, given)
+
     begin = time.perf_counter()
-    with mock.patch.object(exporting, "compile_kernels", exporting.compile_kernels if code else without_code):
+    with (
+        mock.patch.object(exporting, "compile_kernels", exporting.compile_kernels if code else without_code),
+        mock.patch.object(exporting, "plan", planned),
+    ):
         result = exporting.export(source, options)
     row.seconds = round(time.perf_counter() - begin, 2)
     _describe(row, result.planned)
+    row.arena_given = _arena(plan(lowered[0], PlanOptions(reorder=False)))
+    if row.arena > row.arena_given:
+        raise AssertionError(f"reordered, the arena grew from {row.arena_given} to {row.arena} bytes")
     return result
+
+
+def _arena(planned: PlannedProgram) -> int:
+    """Bytes of the arenas: the largest method's on each device, which the others share."""
+    return sum(a.nbytes for a in _arenas(planned))
+
+
+def _arenas(planned: PlannedProgram) -> list[Arena]:
+    largest: dict[Device, Arena] = {}
+    for arena in (a for m in planned.plan.methods for a in m.arenas if a.kind == "arena"):
+        held = largest.get(arena.device)
+        if held is None or arena.nbytes > held.nbytes:
+            largest[arena.device] = arena
+    return list(largest.values())
 
 
 def without_code(specs: Sequence[Any], *rest: Any) -> tuple[Kernel, ...]:
@@ -117,12 +163,19 @@ def _describe(row: Row, planned: PlannedProgram) -> None:
         for instruction in method.instructions:
             if isinstance(instruction, Copy) and instruction.kind is not CopyKind.LOCAL:
                 row.copies += 1
-            kinds = {Launch: "generated", LibraryCall: "library", HostCall: "host"}
-            if type(instruction) in kinds:
-                found[kinds[type(instruction)]] += 1
+            found.update(_kind(instruction))
     row.kernels = dict(found)
-    arenas = [a for m in planned.plan.methods for a in m.arenas if a.kind == "arena"]
-    row.arena, row.lower_bound = sum(a.nbytes for a in arenas), sum(a.lower_bound for a in arenas)
+    row.arena = _arena(planned)
+    row.lower_bound = sum(a.lower_bound for a in _arenas(planned))
+
+
+def _kind(instruction: Instruction) -> list[str]:
+    """What does an instruction's work: a generated kernel, one written here, a library, the host."""
+    if isinstance(instruction, Launch):
+        return ["generated" if instruction.kernel.startswith("triton_") else "own"]
+    if isinstance(instruction, LibraryCall):
+        return [instruction.function]
+    return ["host"] if isinstance(instruction, HostCall) else []
 
 
 def _eager(source: ModelSource, calls: int) -> list[list[Any]]:
