@@ -115,6 +115,7 @@ def _in_process(name: str, group: str, device: str, options: argparse.Namespace)
 
 def _work(pipe: Connection, name: str, group: str, device: str, options: argparse.Namespace) -> None:
     os.setsid()  # a time limit ends the compilers that this process starts, too
+
     def build() -> ModelSource:
         return catalog.build(group, name)
 

@@ -102,7 +102,11 @@ def _reordering(group: str, models: dict[str, Rows]) -> list[str]:
     worse = sum(row["arena"] > row["arena_given"] for row in rows)
     if not rows:
         return []
-    gain = f"by {sum(better) / len(better):.1%} on average, {max(better):.1%} at most" if better else "by nothing"
+    gain = (
+        f"by {sum(better) / len(better):.1%} on average, {max(better):.1%} at most"
+        if better
+        else "by nothing"
+    )
     return [
         f"{group}, reordering: smaller for {len(better)} of {len(rows)} exports {gain}; larger for {worse}"
     ]
