@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 
 from ..runtime.errors import PlanError
-from ..runtime.expr import evaluate
+from ..runtime.expr import Expr, evaluate
 from ..runtime.program import (
     Allocation,
     Argument,
+    BucketPlan,
     Copy,
     CopyKind,
     HostCall,
@@ -44,14 +45,61 @@ def check(planned: PlannedProgram) -> None:
 
     No two live storages overlap; everything is aligned, inside its arena and on its device; every read comes
     after a write, on every path; storages share bytes only where values share a storage; state and arenas
-    mean the same in all methods; the reported lower bounds are right.
+    mean the same in all methods; the reported lower bounds are right. All of that holds for every bucket at
+    its own sizes, within the arenas of its method.
     """
     program, plans = planned.program, {plan.method: plan for plan in planned.plan.methods}
     for method in program.methods:
         if method.name not in plans:
             raise PlanError(f"method `{method.name}` has no plan")
         _MethodCheck(program, method, plans[method.name], planned.plan.is_static).run()
+        _check_buckets(program, method, plans[method.name])
     _check_shared(program, planned.plan.methods)
+
+
+def _check_buckets(program: Program, method: Method, plan: MethodPlan) -> None:
+    """Each bucket is a proof of its own: the method with fixed sizes, the bucket's places, the same lives."""
+    seen: set[tuple[int, ...]] = set()
+    for bucket in plan.buckets:
+        where = f"method `{method.name}`, bucket {list(bucket.sizes)}"
+        if bucket.sizes in seen or len(bucket.sizes) != len(method.symbols):
+            raise PlanError(f"{where}: its sizes are not one for each symbol, or come twice")
+        seen.add(bucket.sizes)
+        for symbol, size in zip(method.symbols, bucket.sizes, strict=True):
+            if not symbol.lower <= size <= symbol.upper:
+                raise PlanError(f"{where}: `{symbol.name}` is not from {symbol.lower} to {symbol.upper}")
+        try:
+            _MethodCheck(program, _fixed(method, bucket.sizes), _inside(plan, bucket, where), True).run()
+        except PlanError as error:
+            raise PlanError(f"bucket {list(bucket.sizes)} of {error.what}", why=error.why) from error
+
+
+def _inside(plan: MethodPlan, bucket: BucketPlan, where: str) -> MethodPlan:
+    """A bucket's places with the method's state and lives; its arenas must fit into the method's."""
+    blocks = {arena.memory_id: arena for arena in plan.arenas}
+    for arena in bucket.arenas:
+        block = blocks.get(arena.memory_id)
+        if block is None or (block.device, block.kind) != (arena.device, arena.kind) or block.kind == "state":
+            raise PlanError(f"{where}: memory {arena.memory_id} is no arena of the method on its device")
+        if arena.nbytes > block.nbytes:
+            raise PlanError(f"{where}: it takes {arena.nbytes} bytes of an arena of {block.nbytes}")
+    state = tuple(arena for arena in plan.arenas if arena.kind == "state")
+    held = tuple(p for p in plan.allocations if p.memory_id in {arena.memory_id for arena in state})
+    return MethodPlan(plan.method, (*bucket.arenas, *state), (*bucket.allocations, *held), plan.live_ranges)
+
+
+def _fixed(method: Method, sizes: tuple[int, ...]) -> Method:
+    """The method with a number in place of every storage's size expression."""
+    pairs = zip(method.symbols, sizes, strict=True)
+    symbols = tuple(replace(symbol, lower=size, upper=size) for symbol, size in pairs)
+    bindings = {symbol.name: symbol.upper for symbol in symbols}
+    storages = tuple(
+        replace(storage, nbytes=storage.nbytes.evaluate(bindings), max_nbytes=-1)
+        if isinstance(storage.nbytes, Expr)
+        else storage
+        for storage in method.storages
+    )
+    return replace(method, symbols=symbols, storages=storages)
 
 
 def _check_shared(program: Program, plans: Iterable[MethodPlan]) -> None:

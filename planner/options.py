@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Effort = Literal["fast", "default", "max"]
@@ -26,3 +27,7 @@ class PlanOptions:
     """Whether OR-Tools' CP-SAT may be asked if the lower bound is reachable (extra ``solver``)."""
     time_limit: float | None = None
     """Seconds of search per arena; None takes the effort's guard. One that strikes costs determinism."""
+    buckets: Mapping[str, tuple[tuple[int, ...], ...]] = field(
+        default_factory=dict[str, tuple[tuple[int, ...], ...]]
+    )
+    """By method: sizes of its symbols, in their order, that get a plan of their own beside the bound's."""

@@ -15,6 +15,7 @@ from ..runtime.program import (
     Allocation,
     Arena,
     Argument,
+    BucketPlan,
     Constant,
     Copy,
     CopyKind,
@@ -255,6 +256,7 @@ class _Reader:
         ]
         notes = tuple((each.take(), each.string())[1] for each in self._while("note"))
         arenas = tuple(_arena(each) for each in self._while("arena", "state"))
+        buckets = tuple(self._bucket(each) for each in self._while("bucket"))
         placed = [_storage(each) for each in self._while("@")]
         values = tuple(_value(each) for each in self._while("%"))
         instructions = tuple(_instruction(each) for each in self._numbered())
@@ -264,7 +266,13 @@ class _Reader:
         )  # fmt: skip
         allocations = tuple(place for _, place, _ in placed if place)
         ranges = tuple(live for _, _, live in placed if live)
-        return method, MethodPlan(name, arenas, allocations, ranges)
+        return method, MethodPlan(name, arenas, allocations, ranges, buckets)
+
+    def _bucket(self, line: _Line) -> BucketPlan:
+        line.expect("bucket")
+        sizes = line.items("[", "]", line.number_)
+        arenas = tuple(_arena(each) for each in self._while("arena"))
+        return BucketPlan(sizes, arenas, tuple(_bucket_place(each) for each in self._while("place")))
 
     def _numbered(self) -> Iterator[_Line]:
         while self.at < len(self.lines) and self.lines[self.at].tokens[0][0] == "number":
@@ -339,7 +347,8 @@ def _symbol(line: _Line) -> Symbol:
     (dimension,) = line.items("[", "]", line.number_)
     line.expect("in")
     lower, upper = line.items("[", "]", line.number_)
-    return Symbol(name, lower, upper, source, dimension)
+    label = line.string() if line.skip("named") else ""
+    return Symbol(name, lower, upper, source, dimension, label)
 
 
 def _region(line: _Line) -> Region:
@@ -369,10 +378,8 @@ def _storage(line: _Line) -> tuple[Storage, Allocation | None, LiveRange | None]
     content = line.name("$") if line.skip("content") else ""
     storage = Storage(name, device, nbytes, role, alignment, bound, external, content, _origin(line))
     place = live = None
-    if line.skip("in"):
-        memory_id, begin = line.number_(), line.number_()
-        line.expect(":")
-        place = Allocation(name, memory_id, begin, line.number_() - begin)
+    if line.peek == "in":
+        place = _place(line, name)
     if line.skip("live"):
         line.expect("[")
         first = line.number_()
@@ -380,6 +387,18 @@ def _storage(line: _Line) -> tuple[Storage, Allocation | None, LiveRange | None]
         live = LiveRange(name, first, line.number_())
         line.expect(")")
     return storage, place, live
+
+
+def _place(line: _Line, storage: str) -> Allocation:
+    line.expect("in")
+    memory_id, begin = line.number_(), line.number_()
+    line.expect(":")
+    return Allocation(storage, memory_id, begin, line.number_() - begin)
+
+
+def _bucket_place(line: _Line) -> Allocation:
+    line.expect("place")
+    return _place(line, line.name("@"))
 
 
 def _role(line: _Line) -> Role:

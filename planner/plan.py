@@ -19,6 +19,7 @@ from ..runtime.program import (
     Role,
     Storage,
 )
+from .buckets import plan_bucket
 from .inplace import drop_untouched, eliminate_copies
 from .liveness import live_ranges
 from .offsets import place
@@ -39,7 +40,7 @@ def plan(program: Program, options: PlanOptions | None = None) -> PlannedProgram
     if options.static:
         given = replace(program, methods=tuple(_prepared(method, options) for method in program.methods))
     layout = _Layout(given)
-    planned = [_plan_best(method, layout, options) for method in given.methods]
+    planned = [_with_buckets(*_plan_best(method, layout, options), options) for method in given.methods]
     program = replace(program, methods=tuple(method for method, _ in planned))
     result = PlannedProgram(program, Plan(tuple(plan for _, plan in planned), options.static))
     if options.memory_budget is not None:
@@ -66,6 +67,17 @@ def _plan_best(method: Method, layout: _Layout, options: PlanOptions) -> tuple[M
     other = _plan_method(method, layout, options)
     pairs = [(a.nbytes, b.nbytes) for a, b in zip(plan_.arenas, other.arenas, strict=True)]
     return (reordered, plan_) if all(a <= b for a, b in pairs) else (method, other)
+
+
+def _with_buckets(method: Method, plan_: MethodPlan, options: PlanOptions) -> tuple[Method, MethodPlan]:
+    """The plan with one for each of the method's declared buckets; none where addresses come at run time."""
+    sizes = options.buckets.get(method.name, ()) if options.static else ()
+
+    def place_arena(fixed: Method, device: Device, memory_id: int) -> tuple[Arena, list[Allocation]]:
+        return _plan_arena(fixed, device, memory_id, plan_.live_ranges, options)
+
+    made = tuple(plan_bucket(method, each, plan_, place_arena) for each in sizes)
+    return method, replace(plan_, buckets=made)
 
 
 class _Layout:

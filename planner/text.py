@@ -4,7 +4,8 @@ One line an item. ``%h`` is a value, ``@s1`` a storage, ``$w`` a constant or sta
 type, ``#cuda:0`` a device, text in backticks a size expression; names that are no identifiers are quoted.
 What is the default is left out: contiguous strides, offset 0, 256-byte alignment. Kernels are signatures:
 their code and source do not travel, and neither do planning times. In a planned program each storage's line
-ends with its place ``in MEMORY_ID BEGIN:END live [FIRST,END)``.
+ends with its place ``in MEMORY_ID BEGIN:END live [FIRST,END)``; a bucket's plan is a ``bucket [SIZES]`` line
+with lines of its arenas and places below it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from ..runtime.dtypes import DType
 from ..runtime.expr import Expr, Size
 from ..runtime.program import (
     Allocation,
+    Arena,
     Argument,
+    BucketPlan,
     Constant,
     Copy,
     Device,
@@ -103,14 +106,17 @@ def _method(method: Method, plan: MethodPlan | None) -> Iterator[str]:
     yield f"method {name(method.name)}({inputs}) -> ({outputs})"
     for symbol in method.symbols:
         where = f"{name(symbol.input)}[{symbol.dimension}]"
-        yield f"  symbol {name(symbol.name)} = {where} in [{symbol.lower},{symbol.upper}]"
+        named = f" named {quoted(symbol.label)}" if symbol.label else ""
+        yield f"  symbol {name(symbol.name)} = {where} in [{symbol.lower},{symbol.upper}]{named}"
     for region in method.regions:
         yield f"  region {region.device} {name(region.backend)} {region.operators} operators"
     if method.input_tree or method.output_tree:
         yield f"  trees {quoted(method.input_tree)} {quoted(method.output_tree)}"
     for note in method.notes:
         yield f"  note {quoted(note)}"
-    yield from _arenas(plan)
+    yield from map(_arena, plan.arenas if plan else ())
+    for bucket in plan.buckets if plan else ():
+        yield from _bucket(bucket)
     places = {each.storage: each for each in plan.allocations} if plan else {}
     ranges = {each.storage: each for each in plan.live_ranges} if plan else {}
     for storage in method.storages:
@@ -120,11 +126,22 @@ def _method(method: Method, plan: MethodPlan | None) -> Iterator[str]:
         yield f"  {index}  {_instruction(instruction)}"
 
 
-def _arenas(plan: MethodPlan | None) -> Iterator[str]:
-    for arena in plan.arenas if plan else ():
-        bound = f"(lower bound {arena.lower_bound}, sum {arena.sum_nbytes})"
-        head = f"  {name(arena.kind)} {arena.memory_id} {arena.device} {arena.nbytes} B"
-        yield f"{head} {bound} by {quoted(arena.algorithm)}"
+def _arena(arena: Arena) -> str:
+    bound = f"(lower bound {arena.lower_bound}, sum {arena.sum_nbytes})"
+    head = f"  {name(arena.kind)} {arena.memory_id} {arena.device} {arena.nbytes} B"
+    return f"{head} {bound} by {quoted(arena.algorithm)}"
+
+
+def _bucket(bucket: BucketPlan) -> Iterator[str]:
+    yield f"  bucket {_bracketed(bucket.sizes)}"
+    for arena in bucket.arenas:
+        yield f"  {_arena(arena)}"
+    for place in bucket.allocations:
+        yield f"    place @{name(place.storage)} {_place(place)}"
+
+
+def _place(place: Allocation) -> str:
+    return f"in {place.memory_id} {place.offset}:{place.offset + place.nbytes}"
 
 
 def _storage(storage: Storage, place: Allocation | None, live: LiveRange | None) -> str:
@@ -139,7 +156,7 @@ def _storage(storage: Storage, place: Allocation | None, live: LiveRange | None)
         parts.append(f"content ${name(storage.content)}")
     parts += _origin(storage.origin)
     if place:
-        parts.append(f"in {place.memory_id} {place.offset}:{place.offset + place.nbytes}")
+        parts.append(_place(place))
     if live:
         parts.append(f"live [{live.begin},{live.end})")
     return " ".join(parts)

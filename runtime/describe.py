@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .artifact.reader import Artifact
+from .buckets import plan_at
 from .expr import Size, evaluate
 from .program import (
     Allocation,
     Arena,
+    BucketPlan,
     Copy,
     CopyKind,
     HostCall,
@@ -102,9 +104,11 @@ def describe_method(method: Method, plan: MethodPlan | None) -> Document:
                 "upper": symbol.upper,
                 "input": symbol.input,
                 "dimension": symbol.dimension,
+                "label": symbol.title,
             }
             for symbol in method.symbols
         ],
+        "buckets": [_bucket(bucket, method, plan, view.storages) for bucket in plan.buckets] if plan else [],
         "copies": view.copies(),
         "arenas": [_arena(arena, plan, view.storages) for arena in plan.arenas] if plan else [],
         "regions": _regions(method),
@@ -193,6 +197,18 @@ def _arena(arena: Arena, plan: MethodPlan, storages: Mapping[str, Storage]) -> D
         "sum_bytes": arena.sum_nbytes,
         "algorithm": arena.algorithm,
         "allocations": [_allocation(item, ranges[item.storage], storages[item.storage]) for item in mine],
+    }
+
+
+def _bucket(
+    bucket: BucketPlan, method: Method, plan: MethodPlan, storages: Mapping[str, Storage]
+) -> Document:
+    """A declared set of sizes with its own plan; the arenas' blocks are those of the method."""
+    own = plan_at(plan, bucket)
+    titles = (symbol.title for symbol in method.symbols)
+    return {
+        "sizes": dict(zip(titles, bucket.sizes, strict=True)),
+        "arenas": [_arena(arena, own, storages) for arena in bucket.arenas],
     }
 
 

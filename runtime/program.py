@@ -245,6 +245,13 @@ class Symbol:
     upper: int
     input: str
     dimension: int
+    label: str = ""
+    """The user's own name for it, that of a `torch.export.Dim`; empty when there is none."""
+
+    @property
+    def title(self) -> str:
+        """What a person calls it: the user's name, or ``INPUT:DIMENSION``."""
+        return self.label or f"{self.input}:{self.dimension}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,13 +427,32 @@ class Arena:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketPlan:
+    """Where everything lives when the symbols have exactly these sizes, which were declared at export.
+
+    Live ranges, instruction order and state are those of the method's plan, whose arenas also hold this one.
+    """
+
+    sizes: tuple[int, ...]
+    """Of the method's symbols, in their order."""
+    arenas: tuple[Arena, ...]
+    """What these sizes take of each of the method's arenas; blocks of state are left out."""
+    allocations: tuple[Allocation, ...]
+    """Of all planned storages, in the method's order."""
+
+
+@dataclass(frozen=True, slots=True)
 class MethodPlan:
-    """The plan of one method. Its instruction order is the method's, which the planner may have changed."""
+    """The plan of one method, at the bound of every symbol.
+
+    Its instruction order is the method's, which the planner may have changed.
+    """
 
     method: str
     arenas: tuple[Arena, ...]
     allocations: tuple[Allocation, ...]
     live_ranges: tuple[LiveRange, ...]
+    buckets: tuple[BucketPlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from ..errors import ArtifactError
 from ..program import (
     Allocation,
     Arena,
+    BucketPlan,
     Constant,
     Instruction,
     Kernel,
@@ -170,7 +171,14 @@ def _method(item: fb.MethodT, kernels: Sequence[str], load_region: LoadRegion) -
             Region(device(entry.device), entry.backend or "", entry.operators) for entry in item.regions or ()
         ),
         tuple(
-            Symbol(entry.name or "", entry.lower, entry.upper, entry.input or "", entry.dimension)
+            Symbol(
+                entry.name or "",
+                entry.lower,
+                entry.upper,
+                entry.input or "",
+                entry.dimension,
+                entry.label or "",
+            )
             for entry in item.symbols or ()
         ),
         item.inputTree or "",
@@ -245,15 +253,24 @@ def _plan(item: fb.PlanT, method: Method) -> MethodPlan:
     return MethodPlan(
         method.name,
         tuple(_arena(entry) for entry in item.arenas or ()),
-        tuple(
-            Allocation(pick(storages, entry.storage, "storage"), entry.memoryId, entry.offset, entry.nbytes)
-            for entry in item.placements or ()
-        ),
+        tuple(_placement(entry, storages) for entry in item.placements or ()),
         tuple(
             LiveRange(pick(storages, entry.storage, "storage"), entry.begin, entry.end)
             for entry in item.liveRanges or ()
         ),
+        tuple(
+            BucketPlan(
+                tuple(entry.sizes or ()),
+                tuple(_arena(arena) for arena in entry.arenas or ()),
+                tuple(_placement(place, storages) for place in entry.placements or ()),
+            )
+            for entry in item.buckets or ()
+        ),
     )
+
+
+def _placement(item: fb.PlacementT, storages: Sequence[str]) -> Allocation:
+    return Allocation(pick(storages, item.storage, "storage"), item.memoryId, item.offset, item.nbytes)
 
 
 def _arena(item: fb.ArenaT) -> Arena:

@@ -9,6 +9,7 @@ from ..errors import ArtifactError
 from ..program import (
     Allocation,
     Arena,
+    BucketPlan,
     Constant,
     Kernel,
     KernelCode,
@@ -199,7 +200,7 @@ def _symbols(item: Method) -> list[fb.SymbolT]:
     for symbol in item.symbols:
         table = fb.SymbolT()
         table.name, table.lower, table.upper = symbol.name, symbol.lower, symbol.upper
-        table.input, table.dimension = symbol.input, symbol.dimension
+        table.input, table.dimension, table.label = symbol.input, symbol.dimension, symbol.label or None
         tables.append(table)
     return tables
 
@@ -209,6 +210,14 @@ def _plan(plan: MethodPlan, storages: Mapping[str, int]) -> fb.PlanT:
     table.arenas = [_arena(item) for item in plan.arenas]
     table.placements = [_placement(item, storages) for item in plan.allocations]
     table.liveRanges = [_live_range(item, storages) for item in plan.live_ranges]
+    table.buckets = [_bucket(item, storages) for item in plan.buckets] or None
+    return table
+
+
+def _bucket(item: BucketPlan, storages: Mapping[str, int]) -> fb.BucketT:
+    table = fb.BucketT()
+    table.sizes, table.arenas = list(item.sizes), [_arena(arena) for arena in item.arenas]
+    table.placements = [_placement(place, storages) for place in item.allocations]
     return table
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 
+from ..buckets import method_at, plan_at
 from ..errors import ArtifactError
-from ..program import Allocation, Device, Method, MethodPlan, PlannedProgram, Role
+from ..program import Allocation, BucketPlan, Device, Method, MethodPlan, PlannedProgram, Role
 from .operands import operands
 
 
@@ -24,6 +25,8 @@ def verify_plan(planned: PlannedProgram) -> None:
     for item in plan.methods:
         _verify_arenas(item, devices)
         _Checker(program.method(item.method), item).run(plan.is_static)
+        for bucket in item.buckets:
+            _verify_bucket(program.method(item.method), item, bucket, plan.is_static)
         _verify_state(program.method(item.method), item, homes)
 
 
@@ -44,6 +47,34 @@ def _verify_arenas(plan: MethodPlan, devices: dict[int, Device]) -> None:
             )
         if not 0 <= arena.nbytes < 2**62:
             raise ArtifactError(f"arena {arena.memory_id} of method `{plan.method}` has {arena.nbytes} bytes")
+
+
+def _verify_bucket(method: Method, plan: MethodPlan, bucket: BucketPlan, is_static: bool) -> None:
+    """A bucket is a plan for exact sizes within the arenas of its method."""
+    where = f"bucket {list(bucket.sizes)} of method `{method.name}`"
+    bounds = [(symbol.lower, symbol.upper) for symbol in method.symbols]
+    inside = len(bounds) == len(bucket.sizes) and all(
+        lower <= size <= upper for size, (lower, upper) in zip(bucket.sizes, bounds, strict=True)
+    )
+    if not inside or not is_static or [each.sizes for each in plan.buckets].count(bucket.sizes) != 1:
+        raise ArtifactError(f"{where} is impossible", why=f"the method's sizes are within {bounds}")
+    blocks = {arena.memory_id: arena for arena in plan.arenas if arena.kind != "state"}
+    for arena in bucket.arenas:
+        block = blocks.get(arena.memory_id)
+        if block is None or block.device != arena.device or not 0 <= arena.nbytes <= block.nbytes:
+            raise ArtifactError(f"{where} does not fit into arena {arena.memory_id}", why="of its method")
+    try:
+        fixed = method_at(method, bucket.sizes)
+    except (ArithmeticError, ValueError, TypeError, MemoryError) as error:
+        raise ArtifactError(f"{where} has no sizes", why=str(error)) from None
+    if negative := [storage.name for storage in fixed.storages if storage.reserved_nbytes < 0]:
+        raise ArtifactError(f"{where} has a storage `{negative[0]}` of less than no bytes")
+    _verify_arenas(plan_at(plan, bucket), {arena.memory_id: arena.device for arena in plan.arenas})
+    try:
+        _Checker(fixed, plan_at(plan, bucket)).run(is_static)
+    except ArtifactError as error:
+        what = error.what.removeprefix(f"method `{method.name}`: ")
+        raise ArtifactError(f"{where}: {what}", why=error.why) from None
 
 
 def _verify_state(method: Method, plan: MethodPlan, homes: dict[str, tuple[int, int]]) -> None:

@@ -2330,12 +2330,20 @@ class Symbol(object):
             return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
         return 0
 
-def SymbolStart(builder): builder.StartObject(5)
+    # Symbol
+    def Label(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+def SymbolStart(builder): builder.StartObject(6)
 def SymbolAddName(builder, name): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
 def SymbolAddLower(builder, lower): builder.PrependInt64Slot(1, lower, 0)
 def SymbolAddUpper(builder, upper): builder.PrependInt64Slot(2, upper, 0)
 def SymbolAddInput(builder, input): builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(input), 0)
 def SymbolAddDimension(builder, dimension): builder.PrependUint32Slot(4, dimension, 0)
+def SymbolAddLabel(builder, label): builder.PrependUOffsetTRelativeSlot(5, flatbuffers.number_types.UOffsetTFlags.py_type(label), 0)
 def SymbolEnd(builder): return builder.EndObject()
 
 
@@ -2348,6 +2356,7 @@ class SymbolT(object):
         self.upper = 0  # type: int
         self.input = None  # type: str
         self.dimension = 0  # type: int
+        self.label = None  # type: str
 
     @classmethod
     def InitFromBuf(cls, buf, pos):
@@ -2370,6 +2379,7 @@ class SymbolT(object):
         self.upper = symbol.Upper()
         self.input = symbol.Input()
         self.dimension = symbol.Dimension()
+        self.label = symbol.Label()
 
     # SymbolT
     def Pack(self, builder):
@@ -2377,6 +2387,8 @@ class SymbolT(object):
             name = builder.CreateString(self.name)
         if self.input is not None:
             input = builder.CreateString(self.input)
+        if self.label is not None:
+            label = builder.CreateString(self.label)
         SymbolStart(builder)
         if self.name is not None:
             SymbolAddName(builder, name)
@@ -2385,6 +2397,8 @@ class SymbolT(object):
         if self.input is not None:
             SymbolAddInput(builder, input)
         SymbolAddDimension(builder, self.dimension)
+        if self.label is not None:
+            SymbolAddLabel(builder, label)
         symbol = SymbolEnd(builder)
         return symbol
 
@@ -2931,6 +2945,198 @@ class ArenaT(object):
         return arena
 
 
+class Bucket(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = Bucket()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsBucket(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    # Bucket
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # Bucket
+    def Sizes(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # Bucket
+    def SizesAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # Bucket
+    def SizesLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Bucket
+    def SizesIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        return o == 0
+
+    # Bucket
+    def Arenas(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = Arena()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Bucket
+    def ArenasLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Bucket
+    def ArenasIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        return o == 0
+
+    # Bucket
+    def Placements(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = Placement()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Bucket
+    def PlacementsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Bucket
+    def PlacementsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        return o == 0
+
+def BucketStart(builder): builder.StartObject(3)
+def BucketAddSizes(builder, sizes): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(sizes), 0)
+def BucketStartSizesVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def BucketAddArenas(builder, arenas): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(arenas), 0)
+def BucketStartArenasVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def BucketAddPlacements(builder, placements): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(placements), 0)
+def BucketStartPlacementsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def BucketEnd(builder): return builder.EndObject()
+
+try:
+    from typing import List
+except:
+    pass
+
+class BucketT(object):
+
+    # BucketT
+    def __init__(self):
+        self.sizes = None  # type: List[int]
+        self.arenas = None  # type: List[ArenaT]
+        self.placements = None  # type: List[PlacementT]
+
+    @classmethod
+    def InitFromBuf(cls, buf, pos):
+        bucket = Bucket()
+        bucket.Init(buf, pos)
+        return cls.InitFromObj(bucket)
+
+    @classmethod
+    def InitFromObj(cls, bucket):
+        x = BucketT()
+        x._UnPack(bucket)
+        return x
+
+    # BucketT
+    def _UnPack(self, bucket):
+        if bucket is None:
+            return
+        if not bucket.SizesIsNone():
+            if np is None:
+                self.sizes = []
+                for i in range(bucket.SizesLength()):
+                    self.sizes.append(bucket.Sizes(i))
+            else:
+                self.sizes = bucket.SizesAsNumpy()
+        if not bucket.ArenasIsNone():
+            self.arenas = []
+            for i in range(bucket.ArenasLength()):
+                if bucket.Arenas(i) is None:
+                    self.arenas.append(None)
+                else:
+                    arena_ = ArenaT.InitFromObj(bucket.Arenas(i))
+                    self.arenas.append(arena_)
+        if not bucket.PlacementsIsNone():
+            self.placements = []
+            for i in range(bucket.PlacementsLength()):
+                if bucket.Placements(i) is None:
+                    self.placements.append(None)
+                else:
+                    placement_ = PlacementT.InitFromObj(bucket.Placements(i))
+                    self.placements.append(placement_)
+
+    # BucketT
+    def Pack(self, builder):
+        if self.sizes is not None:
+            if np is not None and type(self.sizes) is np.ndarray:
+                sizes = builder.CreateNumpyVector(self.sizes)
+            else:
+                BucketStartSizesVector(builder, len(self.sizes))
+                for i in reversed(range(len(self.sizes))):
+                    builder.PrependInt64(self.sizes[i])
+                sizes = builder.EndVector()
+        if self.arenas is not None:
+            arenaslist = []
+            for i in range(len(self.arenas)):
+                arenaslist.append(self.arenas[i].Pack(builder))
+            BucketStartArenasVector(builder, len(self.arenas))
+            for i in reversed(range(len(self.arenas))):
+                builder.PrependUOffsetTRelative(arenaslist[i])
+            arenas = builder.EndVector()
+        if self.placements is not None:
+            placementslist = []
+            for i in range(len(self.placements)):
+                placementslist.append(self.placements[i].Pack(builder))
+            BucketStartPlacementsVector(builder, len(self.placements))
+            for i in reversed(range(len(self.placements))):
+                builder.PrependUOffsetTRelative(placementslist[i])
+            placements = builder.EndVector()
+        BucketStart(builder)
+        if self.sizes is not None:
+            BucketAddSizes(builder, sizes)
+        if self.arenas is not None:
+            BucketAddArenas(builder, arenas)
+        if self.placements is not None:
+            BucketAddPlacements(builder, placements)
+        bucket = BucketEnd(builder)
+        return bucket
+
+
 class Plan(object):
     __slots__ = ['_tab']
 
@@ -3021,13 +3227,39 @@ class Plan(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
         return o == 0
 
-def PlanStart(builder): builder.StartObject(3)
+    # Plan
+    def Buckets(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = Bucket()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Plan
+    def BucketsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Plan
+    def BucketsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        return o == 0
+
+def PlanStart(builder): builder.StartObject(4)
 def PlanAddArenas(builder, arenas): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(arenas), 0)
 def PlanStartArenasVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def PlanAddPlacements(builder, placements): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(placements), 0)
 def PlanStartPlacementsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def PlanAddLiveRanges(builder, liveRanges): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(liveRanges), 0)
 def PlanStartLiveRangesVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def PlanAddBuckets(builder, buckets): builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(buckets), 0)
+def PlanStartBucketsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def PlanEnd(builder): return builder.EndObject()
 
 try:
@@ -3042,6 +3274,7 @@ class PlanT(object):
         self.arenas = None  # type: List[ArenaT]
         self.placements = None  # type: List[PlacementT]
         self.liveRanges = None  # type: List[LiveRangeT]
+        self.buckets = None  # type: List[BucketT]
 
     @classmethod
     def InitFromBuf(cls, buf, pos):
@@ -3083,6 +3316,14 @@ class PlanT(object):
                 else:
                     liveRange_ = LiveRangeT.InitFromObj(plan.LiveRanges(i))
                     self.liveRanges.append(liveRange_)
+        if not plan.BucketsIsNone():
+            self.buckets = []
+            for i in range(plan.BucketsLength()):
+                if plan.Buckets(i) is None:
+                    self.buckets.append(None)
+                else:
+                    bucket_ = BucketT.InitFromObj(plan.Buckets(i))
+                    self.buckets.append(bucket_)
 
     # PlanT
     def Pack(self, builder):
@@ -3110,6 +3351,14 @@ class PlanT(object):
             for i in reversed(range(len(self.liveRanges))):
                 builder.PrependUOffsetTRelative(liveRangeslist[i])
             liveRanges = builder.EndVector()
+        if self.buckets is not None:
+            bucketslist = []
+            for i in range(len(self.buckets)):
+                bucketslist.append(self.buckets[i].Pack(builder))
+            PlanStartBucketsVector(builder, len(self.buckets))
+            for i in reversed(range(len(self.buckets))):
+                builder.PrependUOffsetTRelative(bucketslist[i])
+            buckets = builder.EndVector()
         PlanStart(builder)
         if self.arenas is not None:
             PlanAddArenas(builder, arenas)
@@ -3117,6 +3366,8 @@ class PlanT(object):
             PlanAddPlacements(builder, placements)
         if self.liveRanges is not None:
             PlanAddLiveRanges(builder, liveRanges)
+        if self.buckets is not None:
+            PlanAddBuckets(builder, buckets)
         plan = PlanEnd(builder)
         return plan
 

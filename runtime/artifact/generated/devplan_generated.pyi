@@ -193,6 +193,7 @@ class SymbolT:
     upper: int
     input: str | None
     dimension: int
+    label: str | None
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...
 
@@ -238,10 +239,18 @@ class ArenaT:
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...
 
+class BucketT:
+    sizes: list[int] | None
+    arenas: list[ArenaT] | None
+    placements: list[PlacementT] | None
+    def __init__(self) -> None: ...
+    def Pack(self, builder: Builder) -> int: ...
+
 class PlanT:
     arenas: list[ArenaT] | None
     placements: list[PlacementT] | None
     liveRanges: list[LiveRangeT] | None
+    buckets: list[BucketT] | None
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...
 

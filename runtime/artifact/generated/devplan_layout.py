@@ -111,6 +111,7 @@ LAYOUT = Layout(
             ('upper', 'scalar', 'q', 0),
             ('input', 'string', 'string', 0),
             ('dimension', 'scalar', 'I', 0),
+            ('label', 'string', 'string', 0),
         ),
         'LoweredRegion': (
             ('device', 'table', 'Device', 0),
@@ -144,10 +145,16 @@ LAYOUT = Layout(
             ('algorithm', 'string', 'string', 0),
             ('kind', 'scalar', 'B', 0),
         ),
+        'Bucket': (
+            ('sizes', 'scalars', 'q', 0),
+            ('arenas', 'tables', 'Arena', 0),
+            ('placements', 'tables', 'Placement', 0),
+        ),
         'Plan': (
             ('arenas', 'tables', 'Arena', 0),
             ('placements', 'tables', 'Placement', 0),
             ('liveRanges', 'tables', 'LiveRange', 0),
+            ('buckets', 'tables', 'Bucket', 0),
         ),
         'Method': (
             ('name', 'string', 'string', 0),

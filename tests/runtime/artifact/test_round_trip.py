@@ -162,7 +162,7 @@ def _copy(
 def methods(draw: st.DrawFn, name: str, contents: Program) -> Method:
     """A method with a symbol, whatever its values and instructions are."""
     pairs = [draw(values(f"{index}{draw(WORDS)}", contents)) for index in range(draw(st.integers(1, 5)))]
-    symbol = Symbol("s0", 1, 8, "first", 0)
+    symbol = Symbol("s0", 1, 8, "first", 0, draw(WORDS))
     first = (
         Storage("first", CPU, Expr("s0 * 4"), Role.INPUT, max_nbytes=32),
         Value("first", "first", DType.FLOAT32, (Expr("s0"),), (1,)),
@@ -266,14 +266,20 @@ def programs(draw: st.DrawFn) -> tuple[PlannedProgram, dict[str, bytes]]:
     )
     shared = Program((), constants, state, kernels, ("sm_80",))
     named = tuple(draw(methods(f"m{index}", shared)) for index in range(draw(st.integers(1, 2))))
-    planned = plan(replace(shared, methods=named), PlanOptions(static=draw(st.booleans())))
+    sizes = st.lists(st.tuples(st.integers(1, 8)), max_size=2, unique=True).map(tuple)
+    options = PlanOptions(static=draw(st.booleans()), buckets={method.name: draw(sizes) for method in named})
+    planned = plan(replace(shared, methods=named), options)
     return without_seconds(planned), sources
 
 
 def without_seconds(planned: PlannedProgram) -> PlannedProgram:
     """Planning times are not written, so that the same input gives the same file."""
+
+    def timeless_arenas(item: Any) -> Any:
+        return replace(item, arenas=tuple(replace(arena, seconds=0.0) for arena in item.arenas))
+
     timeless = tuple(
-        replace(item, arenas=tuple(replace(arena, seconds=0.0) for arena in item.arenas))
+        replace(timeless_arenas(item), buckets=tuple(map(timeless_arenas, item.buckets)))
         for item in planned.plan.methods
     )
     return replace(planned, plan=replace(planned.plan, methods=timeless))
