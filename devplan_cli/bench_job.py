@@ -10,6 +10,7 @@ from .artifacts import choose_method, open_artifact
 from .console import Output
 from .loading import check_device_name
 from .run_inputs import gather_inputs
+from .run_job import buckets_view
 from .words import count, microseconds, size, table
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def view(document: dict[str, Any]) -> list[RenderableType]:
     for part, nbytes in document["memory"].items():
         memory.add_row(part, "-" if nbytes is None else size(nbytes))
     items: list[RenderableType] = [latency, "", memory]
+    if "buckets" in document:
+        items += ["", *buckets_view(document)]
     if document.get("cold_start_s"):
         cold = table("Cold start", "up to", "seconds>")
         for part, seconds in document["cold_start_s"].items():

@@ -20,8 +20,11 @@ from .loading import check_device_name, device_label, load_program, to_places
 from .run_inputs import gather_inputs
 from .tensor_files import check_output_name, read_many, write_many
 from .words import count, microseconds, shape, table
+from .words import size as size_words
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from ..runtime.engine import LoadedMethod, LoadedProgram
 
 
@@ -106,7 +109,7 @@ def _call(method: LoadedMethod, inputs: dict[str, Any], order: Order) -> tuple[d
 def _check_graph(method: LoadedMethod, order: Order) -> None:
     reason = method.no_graph_reason
     if order.require_cuda_graph and reason:
-        hint = "run on a CUDA device with static shapes, or drop `--require-cuda-graph`"
+        hint = "run on a CUDA device with static shapes or a bucket's, or drop `--require-cuda-graph`"
         raise ExecutionError("no CUDA graph is used", why=reason, hint=hint)
 
 
@@ -152,6 +155,9 @@ def _document(
         "memory": {"arena": memory.arena, "constants": memory.constants, "state": memory.state},
         "copies": copies_of(method),
     }
+    if method.buckets:
+        document["buckets"] = [bucket.document() for bucket in method.buckets]
+        document["other_calls"] = method.other_calls
     return document | ({"comparisons": [c.document() for c in comparisons]} if comparisons else {})
 
 
@@ -196,10 +202,28 @@ def _show(
         numbers = [f"{entry[key]:.6g}" if key in entry else "-" for key in ("min", "mean", "max")]
         made.add_row(entry["name"], f"{entry['dtype']}[{shape(entry['shape'])}]", *numbers)
     output.show(head, made)
+    if "buckets" in document:
+        output.show("", *buckets_view(document))
     for comparison, tolerance in comparisons:
         output.show(f"{comparison.words()} ({tolerance})")
     if order.outputs is not None:
         output.say(f"wrote {order.outputs}")
+
+
+def buckets_view(document: dict[str, Any]) -> list[RenderableType]:
+    """A table of the declared sizes: calls so far, their graphs, and what these took."""
+    made = table(f"Buckets of {document['method']}", "sizes", "calls>", "graph bytes>", "graph+")
+    for bucket in document["buckets"]:
+        sizes = ", ".join(f"{name}={size}" for name, size in bucket["sizes"].items())
+        taken, graph = bucket["graph_bytes"], bucket["cuda_graph"]
+        made.add_row(
+            sizes,
+            str(bucket["calls"]),
+            "-" if taken is None else size_words(taken),
+            "yes" if graph is True else f"no: {graph['reason']}",
+        )
+    made.add_row("other sizes", str(document["other_calls"]), "", "")
+    return [made]
 
 
 def _raise_mismatch(bad: list[Comparison], order: Order, document: dict[str, Any]) -> NoReturn:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import ExecutionError
 
 if TYPE_CHECKING:
+    from .bound import BucketUse
     from .engine import LoadedMethod, LoadedProgram
     from .timing import Percentiles
 
@@ -42,10 +43,13 @@ class BenchResult:
     times: tuple[float, ...] = ()
     """Seconds of each timed call, host to host, in order."""
     cold_start: Mapping[str, float] = field(default_factory=dict[str, float])
+    buckets: tuple[BucketUse, ...] = ()
+    """What became of each declared bucket in all calls, warm-up included."""
+    other_calls: int = 0
 
     def document(self) -> dict[str, Any]:
         """As the command line's contract has it."""
-        return {
+        document: dict[str, Any] = {
             "method": self.method,
             "device": self.device,
             "cuda_graph": {"reason": self.no_graph_reason} if self.no_graph_reason else True,
@@ -53,6 +57,10 @@ class BenchResult:
             "cold_start_s": dict(self.cold_start),
             "memory": dict(self.memory),
         }
+        if self.buckets:
+            document["buckets"] = [bucket.document() for bucket in self.buckets]
+            document["other_calls"] = self.other_calls
+        return document
 
 
 def measure(
@@ -115,7 +123,16 @@ def bench(
     latency |= _parts(program, method, repeat)
     labels = [backend.label for slot, backend in program.backends.items() if slot.kind != "cpu"]
     device = ", ".join(labels) or "cpu"
-    return BenchResult(method.name, device, latency, memory, method.no_graph_reason, tuple(times))
+    return BenchResult(
+        method.name,
+        device,
+        latency,
+        memory,
+        method.no_graph_reason,
+        tuple(times),
+        buckets=method.buckets,
+        other_calls=method.other_calls,
+    )
 
 
 def place_inputs(program: LoadedProgram, method: LoadedMethod, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,14 +175,11 @@ def _memory(program: LoadedProgram, method: LoadedMethod, free_before: int | Non
     report = program.memory
     free_after = _gpu_free(program)
     measured = free_before - free_after if free_before is not None and free_after is not None else None
-    bound = method.bound
-    segments = bound.execution.segments if bound is not None else ()
-    graphs = [nbytes for segment in segments if (nbytes := getattr(segment.step, "nbytes", None)) is not None]
     return {
         "arena": report.arena,
         "constants": report.constants,
         "state": report.state,
-        "graph": sum(graphs) if graphs else None,
+        "graph": method.graph_nbytes,
         "measured_total": measured,
     }
 

@@ -38,6 +38,18 @@ def operand_of(value: Value, storage: Storage, address: int, bindings: Bindings)
     return operand
 
 
+def refuse_larger(method: Method, bindings: Bindings) -> None:
+    """PlanError when a storage is larger at these sizes than at the bound, for which memory is reserved."""
+    for storage in method.storages:
+        if storage.max_nbytes >= 0 and (nbytes := evaluate(storage.nbytes, bindings)) > storage.max_nbytes:
+            sizes = ", ".join(f"{name}={size}" for name, size in bindings.items())
+            raise PlanError(
+                f"storage `{storage.name}` of method `{method.name}` takes {nbytes} bytes at {sizes}",
+                why=f"{storage.max_nbytes} are reserved, what it takes at the declared bounds",
+                hint="export with `--no-device-planning`, or make the size grow with the dimension",
+            )
+
+
 def device_of(instruction: Instruction, operands: Mapping[str, Operand]) -> Device:
     """Where an instruction runs. A copy runs on its accelerator; device to device on the destination."""
     if isinstance(instruction, HostCall | Jump):

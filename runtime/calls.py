@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .backend import Backend, Operand
-from .binding import Binder, CopyTally, Decorate, Execution, resolve
+from .binding import Binder, CopyTally, Decorate, Execution, refuse_larger, resolve
+from .bound import Bound, BoundCache, BucketUse, Sizes
+from .buckets import bucket_title
 from .errors import UsageError
 from .expr import evaluate
 from .host import address_of
@@ -25,30 +26,14 @@ from .outputs import Fetch, OutputBlock, borrow_fetch, copy_fetch, output_block
 from .program import CPU, Device, Method, Port, Role, Storage
 from .shared import Shared
 
-BOUND_LIMIT = 16
-"""Bindings (and captured graphs) kept per method for symbol values and addresses of the caller's memory."""
-CAPTURED_AT_ONCE = 4
-"""So many bindings are captured when they are made; any further one when it is used again."""
 
+@dataclass(frozen=True)
+class Layout:
+    """Where one plan puts a method's storages, and what is done around its instructions."""
 
-@dataclass
-class Bound:
-    """A method bound for given symbol values and caller addresses."""
-
-    operands: dict[str, Operand]
-    bindings: Mapping[str, int]
-    stores: list[Store]
-    execution: Execution
-    fetches: list[Fetch]
-    borrows: list[Fetch]
-    uses: int = 0
-
-    @property
-    def no_graph_reason(self) -> str:
-        """Why this does not run as one device graph; empty when it does."""
-        if self.execution.is_captured:
-            return self.execution.no_graph_reason
-        return "these shapes and addresses are new; they are captured when they come again"
+    addresses: Mapping[str, int]
+    """Of all storages but the caller's own."""
+    decorate: Decorate | None = None
 
 
 @dataclass(frozen=True)
@@ -57,10 +42,11 @@ class Context:
 
     shared: Shared
     backends: Mapping[Device, Backend]
-    addresses: Mapping[str, int]
-    """Of all storages but the caller's own."""
+    layout: Layout
+    """Addresses at the bound of every symbol, which serve all sizes below it."""
     generation: Callable[[], int]
-    decorate: Decorate | None = None
+    buckets: Mapping[Sizes, Layout] = field(default_factory=dict[Sizes, "Layout"])
+    """Addresses for declared sizes."""
     before: Callable[[], None] | None = None
     """Runs before the inputs are stored (the emulator scrubs its arenas)."""
 
@@ -86,8 +72,8 @@ class Caller:
         self._external_outputs = [
             storage for storage in method.storages if storage.external and storage.name not in self._inputs
         ]
-        self._cache: OrderedDict[tuple[tuple[int, ...], ...], Bound] = OrderedDict()
-        self._retired = CopyTally()
+        titles = {sizes: bucket_title(method, sizes) for sizes in context.buckets}
+        self._cache = BoundCache(self._bind, titles)
         self._names = [port.name for port in method.outputs]
         self.is_static = not method.symbols and not any(storage.external for storage in method.storages)
         self.last: Bound | None = None
@@ -99,6 +85,10 @@ class Caller:
         if self.is_static and self.last is None:
             self.last = self._bind({}, {})
             self.last.execution.capture()
+        if not any(storage.external for storage in self.method.storages):
+            names = [symbol.name for symbol in self.method.symbols]
+            for sizes in self._context.buckets:
+                self._cache.keep(dict(zip(names, sizes, strict=True)))
 
     @property
     def no_graph_reason(self) -> str:
@@ -119,17 +109,40 @@ class Caller:
 
     def forget(self) -> None:
         """Drop all bindings; the counts stay."""
-        self._retired = self.copies()
+        self._cache.retired = self.copies()
         self._cache.clear()
         self.last = None
 
     def copies(self) -> CopyTally:
         """Copies executed so far."""
-        total = CopyTally()
-        total.merge(self._retired)
-        for bound in [*self._cache.values(), *([self.last] if self.is_static and self.last else [])]:
-            total.merge(bound.execution.copies())
-        return total
+        return self._cache.copies([self.last] if self.is_static and self.last else [])
+
+    @property
+    def buckets(self) -> tuple[BucketUse, ...]:
+        """What became of each declared bucket so far, in their order."""
+        return tuple(map(self._bucket_use, self._context.buckets))
+
+    @property
+    def other_calls(self) -> int:
+        """Calls whose sizes were none of the buckets'."""
+        return self._cache.other_calls
+
+    @property
+    def graph_nbytes(self) -> int | None:
+        """Device bytes that all graphs of the method took, by the driver's word; None without graphs."""
+        bounds = [*self._cache, *([self.last] if self.is_static and self.last else [])]
+        taken = [nbytes for bound in bounds if (nbytes := bound.graph_nbytes) is not None]
+        return sum(taken) if taken else None
+
+    def _bucket_use(self, sizes: Sizes) -> BucketUse:
+        bounds = self._cache.bounds(sizes)
+        taken = [nbytes for bound in bounds if (nbytes := bound.graph_nbytes) is not None]
+        return BucketUse(
+            {symbol.title: size for symbol, size in zip(self.method.symbols, sizes, strict=True)},
+            self._cache.calls[sizes],
+            bounds[-1].no_graph_reason if bounds else "no call had these sizes yet",
+            sum(taken) if taken else None,
+        )
 
     def _run(self, bound: Bound, args: Sequence[Any]) -> None:
         if self._context.before is not None:
@@ -146,8 +159,10 @@ class Caller:
 
     def _bind(self, bindings: Mapping[str, int], external: Mapping[str, int]) -> Bound:
         context, method = self._context, self.method
-        operands = resolve(method, {**context.addresses, **external}, bindings)
-        binder = Binder(method, context.backends, operands, bindings, context.decorate)
+        layout = context.buckets.get(tuple(bindings.values()), context.layout)
+        refuse_larger(method, bindings)
+        operands = resolve(method, {**layout.addresses, **external}, bindings)
+        binder = Binder(method, context.backends, operands, bindings, layout.decorate)
         execution = Execution(binder.segments(), operands, context.backends)
         return Bound(
             operands,
@@ -241,18 +256,8 @@ class Caller:
         self, bindings: Mapping[str, int], given: Given, blocks: Mapping[str, OutputBlock]
     ) -> Bound:
         external = given.addresses | {name: block.address for name, block in blocks.items()}
-        key = (tuple(bindings.values()), tuple(external.values()))
-        bound = self._cache.get(key)
-        if bound is None:
-            bound = self._cache[key] = self._bind(bindings, external)
-            if len(self._cache) > BOUND_LIMIT:
-                self._retired.merge(self._cache.popitem(last=False)[1].execution.copies())
-        if not bound.execution.is_captured and (bound.uses or len(self._cache) <= CAPTURED_AT_ONCE):
-            bound.execution.capture()
-        bound.uses += 1
-        self._cache.move_to_end(key)
-        self.last = bound
-        return bound
+        self.last = self._cache.take(bindings, external)
+        return self.last
 
     def _fetch_dynamic(
         self, bound: Bound, args: Sequence[Any], blocks: Mapping[str, OutputBlock], borrow: bool

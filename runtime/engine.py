@@ -9,7 +9,8 @@ from typing import Self
 
 from .backend import Backend, DeviceArray, Operand, Step
 from .binding import CopyTally
-from .calls import Caller, Context
+from .buckets import method_at, plan_at
+from .calls import Caller, Context, Layout
 from .errors import PlanError, UsageError
 from .host import contiguous_strides
 from .inputs import as_host_tensor
@@ -138,7 +139,7 @@ class LoadedProgram:
         return LoadedMethod(self._callers[name], self._session, self)
 
     def prepare(self) -> None:
-        """Bind and capture all static methods now, rather than at their first call."""
+        """Bind and capture all static methods and buckets now, rather than at their first call."""
         for name in self.methods:
             self.method(name).prepare()
 
@@ -235,14 +236,26 @@ class LoadedProgram:
         return scrub
 
     def _context(self, method: Method) -> Context:
-        digests = {constant.name: constant.digest for constant in self.planned.program.constants}
         plan = self._plan(method)
+        return Context(
+            self._shared,
+            self._backends,
+            self._layout(method, plan),
+            self._session.current,
+            {
+                bucket.sizes: self._layout(method_at(method, bucket.sizes), plan_at(plan, bucket))
+                for bucket in plan.buckets
+            },
+            self._scrub(),
+        )
+
+    def _layout(self, method: Method, plan: MethodPlan) -> Layout:
+        digests = {constant.name: constant.digest for constant in self.planned.program.constants}
         addresses = storage_addresses(
             method, plan, self._arenas, self._shared.addresses, self._state_addresses, digests
         )
-        decorate = poisoner(plan, self._arenas, self._backends) if self._options.poison else None
-        return Context(
-            self._shared, self._backends, addresses, self._session.current, decorate, self._scrub()
+        return Layout(
+            addresses, poisoner(plan, self._arenas, self._backends) if self._options.poison else None
         )
 
     def _plan(self, method: Method) -> MethodPlan:

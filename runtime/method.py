@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .binding import CopyTally
-from .calls import Bound, Caller, written_state
+from .bound import Bound, BucketUse
+from .calls import Caller, written_state
 from .errors import ExecutionError
 from .inputs import arrange
 from .program import Method
@@ -52,8 +53,23 @@ class LoadedMethod:
         """Copies executed so far, by kind."""
         return self._caller.copies()
 
+    @property
+    def buckets(self) -> tuple[BucketUse, ...]:
+        """The declared sizes with a plan and a graph of their own: calls so far, and the graph's state."""
+        return self._caller.buckets
+
+    @property
+    def other_calls(self) -> int:
+        """Calls whose sizes were none of the buckets'."""
+        return self._caller.other_calls
+
+    @property
+    def graph_nbytes(self) -> int | None:
+        """Device bytes that all its graphs took, as far as the driver tells; None where there are none."""
+        return self._caller.graph_nbytes
+
     def prepare(self) -> None:
-        """Bind and capture now rather than at the first call (static methods only)."""
+        """Bind and capture now rather than at the first call (static methods and buckets)."""
         with self._session.exclusive():
             self._caller.prepare()
 

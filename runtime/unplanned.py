@@ -41,7 +41,7 @@ class UnplannedCaller(Caller):
                 nbytes = evaluate(storage.nbytes, bindings)
                 blocks[storage.name] = output_block(storage.device, nbytes, self._context.shared)
             held = {name: block.address for name, block in blocks.items()}
-            memory.addresses |= {**self._context.addresses, **given.addresses, **held}
+            memory.addresses |= {**self._context.layout.addresses, **given.addresses, **held}
             self._store_inputs(given.values, memory)
             self.is_running = True
             self._execute(memory)
@@ -96,7 +96,7 @@ class UnplannedCaller(Caller):
         backend.synchronize()
         if isinstance(instruction, Copy):
             source = operands[instruction.source]
-            self._retired.add(instruction.kind, source.numel * source.dtype.itemsize)
+            self._cache.retired.add(instruction.kind, source.numel * source.dtype.itemsize)
 
     @property
     def no_graph_reason(self) -> str:
@@ -105,7 +105,7 @@ class UnplannedCaller(Caller):
 
     def copies(self) -> CopyTally:
         """Copies executed so far."""
-        return self._retired
+        return self._cache.retired
 
 
 class CallMemory:

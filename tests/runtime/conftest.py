@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from devplan.runtime.buckets import method_at
 from devplan.runtime.cpu import CpuBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.engine import EngineOptions, LoadedProgram
@@ -19,6 +20,7 @@ from devplan.runtime.program import (
     CPU,
     Allocation,
     Arena,
+    BucketPlan,
     Constant,
     Copy,
     CopyKind,
@@ -184,6 +186,12 @@ def bump_plan(method: Method, packed: bool = False) -> MethodPlan:
     return MethodPlan(method.name, arenas, tuple(allocations), ranges)
 
 
+def bump_bucket(method: Method, sizes: tuple[int, ...], packed: bool = False) -> BucketPlan:
+    """The same for exact sizes."""
+    plan = bump_plan(method_at(method, sizes), packed)
+    return BucketPlan(sizes, plan.arenas, plan.allocations)
+
+
 @dataclass
 class ProgramBuilder:
     """Collects methods, kernels, constants (as arrays) and state."""
@@ -233,11 +241,16 @@ class ProgramBuilder:
             self.state.append(StateVariable(name, dtype, shape, device, nbytes, digest))
         return method.tensor(name, shape, dtype, device, Role.STATE, content=name)
 
-    def planned(self, *, packed: bool = False, static: bool = True) -> PlannedProgram:
-        """The program with a plan."""
+    def planned(
+        self, *, packed: bool = False, static: bool = True, buckets: Sequence[tuple[int, ...]] = ()
+    ) -> PlannedProgram:
+        """The program with a plan; ``buckets`` are sizes of every method's symbols with plans of their own."""
         methods = tuple(method.method() for method in self.methods)
         program = Program(methods, tuple(self.constants), tuple(self.state), tuple(self.kernels))
-        plans = tuple(bump_plan(method, packed) for method in methods)
+        plans = tuple(
+            replace(bump_plan(m, packed), buckets=tuple(bump_bucket(m, sizes, packed) for sizes in buckets))
+            for m in methods
+        )
         return PlannedProgram(program, Plan(plans if static else (), static))
 
     def load(
@@ -247,7 +260,7 @@ class ProgramBuilder:
         scrub: bool = False,
         poison: bool = False,
         fail: Callable[[str], bool] = lambda line: False,
-        **plan: bool,
+        **plan: Any,
     ) -> tuple[LoadedProgram, RecordingBackend]:
         """The program loaded on a recording device, and that device."""
         fake = RecordingBackend(CUDA, work, fail=fail)
