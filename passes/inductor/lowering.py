@@ -49,7 +49,7 @@ from ..region_graph import NamingInterpreter, cannot_lower
 from ..sizes import to_dtype, to_size
 from ..tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, Step, Tape, Window
 from ..targets import Target
-from . import combine_kernels
+from . import combine_kernels, masked_loads
 from .device_guard import cuda_guard
 
 _DEVICE = torch.device("cuda", 0)
@@ -180,6 +180,7 @@ def described_target(target: Target) -> Iterator[None]:
         (misc_patterns, "_misc_patterns_init", lambda device=None: None),  # traces real device tensors
         (triton_helpers, "set_driver_to_gpu", lambda: None),
         (combine_kernels.OWNER, combine_kernels.ATTRIBUTE, combine_kernels.small_and_independent),
+        (masked_loads.OWNER, masked_loads.ATTRIBUTE, masked_loads.MASKED),
     ]
     known = {key: value for key, value in _OPTIONS.items() if _has_option(key)}
     try:

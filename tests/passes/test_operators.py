@@ -136,6 +136,10 @@ CASES: dict[str, Case] = {
         lambda x, v: (F.max_pool1d(x, 2), F.avg_pool3d(v, 2), F.max_pool3d(v, 2)),
         (rand(2, 3, 8), rand(1, 2, 4, 4, 4)),
     ),
+    "pool_of_one_pixel": (
+        lambda x, y: F.avg_pool2d(torch.cat([x.relu(), y + 1], 1), 3, 1, 1),
+        (rand(1, 3, 1, 1), rand(1, 2, 1, 1)),
+    ),
     "max_pool_indices": (lambda x: F.max_pool2d(x, 2, return_indices=True), (IMAGE,)),
     "unfold_fold": (lambda x: F.fold(F.unfold(x, 2, stride=2), (8, 8), 2, stride=2), (IMAGE,)),
     # normalisations
