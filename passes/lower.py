@@ -20,6 +20,7 @@ from .decompositions import host_replacements, replacements
 from .exported import ExportedMethod
 from .fuse_convolutions import fuse_convolutions
 from .fuse_linears import fuse_linears
+from .fuse_row_products import fuse_row_products
 from .ledger import copy_kind
 from .lower_control_flow import ControlFlowLowering
 from .lower_host import HostLowering
@@ -235,6 +236,7 @@ class _MethodLowering:
         graph, inputs = self._extract(nodes, wanted, updates, torch.device("cuda", 0))
         shape_env = next((t.fake_mode.shape_env for t in graph.examples if hasattr(t, "fake_mode")), None)
         with inductor.described_target(self._target):
+            fuse_row_products(graph.module)
             fuse_linears(graph.module)
             fuse_convolutions(graph.module, lambda name: self._store_channels_last(name, graph))
             traced, mode = inductor.trace_on_target(graph.module, graph.examples, shape_env)
