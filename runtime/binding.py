@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from .backend import Backend, Operand, Step
 from .errors import DevplanError, PlanError
 from .expr import evaluate
+from .host_io import HostEnd, mover_of
 from .inputs import concrete
 from .program import CPU, Copy, CopyKind, Device, HostCall, Instruction, Jump, Launch, Method, Storage, Value
 
@@ -132,9 +133,10 @@ class Binder:
         operands: Mapping[str, Operand],
         bindings: Bindings,
         decorate: Decorate | None = None,
+        ends: Mapping[str, HostEnd] | None = None,
     ) -> None:
         self._method, self._backends, self._operands = method, backends, operands
-        self._bindings, self._decorate = bindings, decorate
+        self._bindings, self._decorate, self._ends = bindings, decorate, ends or {}
 
     def segments(self) -> list[Segment]:
         """All instructions of the method, bound; segments end at host steps, jumps and jump targets."""
@@ -178,8 +180,21 @@ class Binder:
         step: Step | None = None
         if not is_empty(instruction, self._operands, self._bindings):
             backend = self._backends[self._device(index)]
-            step = backend.bind(instruction, self._operands, self._bindings)
+            step = self._moving(instruction, backend) or backend.bind(
+                instruction, self._operands, self._bindings
+            )
         return step if self._decorate is None else self._decorate(index, step or _nothing)
+
+    def _moving(self, instruction: Instruction, backend: Backend) -> Step | None:
+        """The step of a copy whose host end may move."""
+        if not isinstance(instruction, Copy):
+            return None
+        end = self._ends.get(instruction.source) or self._ends.get(instruction.destination)
+        mover = mover_of(backend)
+        if end is None or mover is None:
+            return None
+        source, destination = self._operands[instruction.source], self._operands[instruction.destination]
+        return mover.bind_moving(instruction, source, destination, end)
 
 
 class Execution:

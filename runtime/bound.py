@@ -9,6 +9,7 @@ from typing import Any
 
 from .backend import Operand
 from .binding import CopyTally, Execution
+from .host_io import MovingOutput
 from .inputs import Store
 from .outputs import Fetch
 
@@ -31,8 +32,16 @@ class Bound:
     execution: Execution
     fetches: list[Fetch]
     borrows: list[Fetch]
+    moving: list[MovingOutput]
+    """Outputs that a call may write straight into memory of the caller's."""
     uses: int = 0
     not_captured_reason: str = "these shapes and addresses are new; they are captured when they come again"
+
+    def retire(self) -> CopyTally:
+        """Give back what a failed call left; the copies executed so far."""
+        for output in self.moving:
+            output.drop()
+        return self.execution.copies()
 
     @property
     def no_graph_reason(self) -> str:
@@ -130,7 +139,7 @@ class BoundCache:
             bound = self._recent[key] = self.bind(bindings, external)
             bound.not_captured_reason = self._explain(sizes) or bound.not_captured_reason
             if len(self._recent) > BOUND_LIMIT:
-                self.retired.merge(self._recent.popitem(last=False)[1].execution.copies())
+                self.retired.merge(self._recent.popitem(last=False)[1].retire())
         is_declared = not self.buckets or sizes in self.buckets
         at_once = is_declared and len(self._recent) <= CAPTURED_AT_ONCE
         if not bound.execution.is_captured and (bound.uses or at_once):
@@ -162,5 +171,7 @@ class BoundCache:
 
     def clear(self) -> None:
         """Drop all bindings."""
+        for bound in self:
+            bound.retire()
         self._kept.clear()
         self._recent.clear()

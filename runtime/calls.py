@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .backend import Backend, Operand
-from .binding import Binder, CopyTally, Decorate, Execution, refuse_larger, resolve
+from .binding import Binder, CopyTally, Decorate, Execution, device_of, refuse_larger, resolve
 from .bound import Bound, BoundCache, BucketUse, Sizes
 from .buckets import bucket_title
 from .errors import UsageError
 from .expr import evaluate
 from .host import address_of
+from .host_io import HostEnd, MovesHostEnds, MovingOutput, host_ends, mover_of, moving_store
 from .inputs import (
     Store,
     SymbolReader,
@@ -23,7 +24,7 @@ from .inputs import (
     host_store,
 )
 from .outputs import Fetch, OutputBlock, borrow_fetch, copy_fetch, output_block
-from .program import CPU, Device, Method, Port, Role, Storage
+from .program import CPU, Copy, Device, Method, Port, Role, Storage
 from .shared import Shared
 
 
@@ -103,13 +104,15 @@ class Caller:
             self.prepare()
         bound = self.last
         assert bound is not None
-        self._run(bound, args)
+        self._run(bound, args, borrow)
         fetches = bound.borrows if borrow else bound.fetches
         return {name: fetch() for name, fetch in zip(self._names, fetches, strict=True)}
 
     def forget(self) -> None:
         """Drop all bindings; the counts stay."""
         self._cache.retired = self.copies()
+        if self.is_static and self.last is not None:
+            self.last.retire()
         self._cache.clear()
         self.last = None
 
@@ -144,11 +147,13 @@ class Caller:
             sum(taken) if taken else None,
         )
 
-    def _run(self, bound: Bound, args: Sequence[Any]) -> None:
+    def _run(self, bound: Bound, args: Sequence[Any], borrow: bool) -> None:
         if self._context.before is not None:
             self._context.before()
         for store, value in zip(bound.stores, args, strict=True):
             store(value)
+        for output in bound.moving:
+            output.drop() if borrow else output.prepare()
         self.is_running = True
         bound.execution.run()
 
@@ -162,26 +167,52 @@ class Caller:
         layout = context.buckets.get(tuple(bindings.values()), context.layout)
         refuse_larger(method, bindings)
         operands = resolve(method, {**layout.addresses, **external}, bindings)
-        binder = Binder(method, context.backends, operands, bindings, layout.decorate)
+        ends = host_ends(method, operands, lambda copy: self._mover(copy, operands) is not None)
+        binder = Binder(method, context.backends, operands, bindings, layout.decorate, ends)
         execution = Execution(binder.segments(), operands, context.backends)
+        outputs = {
+            port.value: MovingOutput(operands[port.value], ends[port.value], context.shared)
+            for port in method.outputs
+            if port.value in ends
+        }
         return Bound(
             operands,
             bindings,
-            [self._store(port, operands) for port in method.inputs],
+            [self._store(port, operands, ends) for port in method.inputs],
             execution,
-            [self._fetch(port, operands) for port in method.outputs],
+            [
+                outputs[port.value].fetch if port.value in outputs else self._fetch(port, operands)
+                for port in method.outputs
+            ],
             [self._borrow(port, operands) for port in method.outputs],
+            list(outputs.values()),
         )
 
-    def _store(self, port: Port, operands: Mapping[str, Operand]) -> Store:
+    def refill(self, bound: Bound, args: Sequence[Any]) -> None:
+        """Store a call's inputs where the plan has them, for steps that were bound one by one."""
+        for port, value in zip(self.method.inputs, args, strict=True):
+            if port.value and not self._storage(port).external:
+                self._plain_store(port, bound.operands[port.value])(value)
+
+    def _mover(self, copy: Copy, operands: Mapping[str, Operand]) -> MovesHostEnds | None:
+        return mover_of(self._context.backends[device_of(copy, operands)])
+
+    def _store(self, port: Port, operands: Mapping[str, Operand], ends: Mapping[str, HostEnd]) -> Store:
         if not port.value:
             return lambda value: check_literal(f"input `{port.name}`", port.literal, value)
         operand = operands[port.value]
         if self._storage(port).external:
             return lambda given: check_device_input(port, given, operand)
-        if operand.device == CPU:
-            return host_store(port, operand)
-        return self._upload(port, operand)
+        plain = self._plain_store(port, operand)
+        if port.value not in ends:
+            return plain
+        copy = next(i for i in self.method.instructions if isinstance(i, Copy) and port.value in i.reads)
+        mover = self._mover(copy, operands)
+        assert mover is not None
+        return moving_store(port, operand, ends[port.value], mover, plain)
+
+    def _plain_store(self, port: Port, operand: Operand) -> Store:
+        return host_store(port, operand) if operand.device == CPU else self._upload(port, operand)
 
     def _upload(self, port: Port, operand: Operand) -> Store:
         """An input that the plan keeps in an arena of the device (and state that is passed in)."""
@@ -215,7 +246,7 @@ class Caller:
                 nbytes = evaluate(storage.nbytes, bindings)
                 blocks[storage.name] = output_block(storage.device, nbytes, self._context.shared)
             bound = self._bound_for(bindings, given, blocks)
-            self._run(bound, given.values)
+            self._run(bound, given.values, borrow)
             return self._fetch_dynamic(bound, args, blocks, borrow)
         finally:
             for block in blocks.values():

@@ -14,7 +14,7 @@ from typing import Any
 from .dtypes import DType
 from .host import contiguous_strides
 
-CUDA, CPU_DEVICE = 2, 1
+CUDA, CPU_DEVICE, PINNED = 2, 1, 3
 _VERSION = (1, 1)
 _READ_ONLY = 1
 

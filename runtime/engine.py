@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -11,8 +11,10 @@ from .backend import Backend, DeviceArray, Operand, Step
 from .binding import CopyTally
 from .buckets import method_at, plan_at
 from .calls import Caller, Context, Layout
+from .dtypes import DType
 from .errors import PlanError, UsageError
-from .host import contiguous_strides
+from .host import HostTensor, HostValue, contiguous_strides, host_value
+from .host_io import owned_array
 from .inputs import as_host_tensor
 from .memory import (
     Allocator,
@@ -174,6 +176,24 @@ class LoadedProgram:
             return tensor
         finally:
             block.drop()
+
+    def pinned_empty(self, shape: Sequence[int], dtype: DType | str) -> HostValue:
+        """Uninitialised host memory that the GPU copies from at full speed; given back when dropped.
+
+        An input in such memory (or in any that was pinned through CUDA) is not copied on the host first.
+        """
+        kind = DType.from_name(dtype) if isinstance(dtype, str) else dtype
+        operand = Operand(0, kind, tuple(shape), contiguous_strides(shape), CPU)
+        address, release = self._shared.take(CPU, max(operand.span_nbytes, 1))
+        return host_value(owned_array(address, operand, release), kind)
+
+    def pin(self, value: object) -> HostValue:
+        """A copy of a host tensor in pinned memory, see `pinned_empty`."""
+        array, dtype = as_host_tensor(value, "the tensor")
+        made = self.pinned_empty(array.shape, dtype)
+        raw = made.raw if isinstance(made, HostTensor) else made
+        raw[...] = array
+        return made
 
     def clone(self, *, copy_state: bool = False) -> LoadedProgram:
         """Another session: the same constants, an arena and state of its own (initial values, or a copy)."""

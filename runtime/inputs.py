@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .backend import Operand
-from .dlpack import CPU_DEVICE, consume
+from .dlpack import CPU_DEVICE, PINNED, consume
 from .dtypes import DType
 from .errors import UsageError
 from .expr import Expr, Size, evaluate
@@ -47,7 +47,7 @@ def _from_dlpack(value: Any, label: str) -> tuple[Array, DType]:
     """Another library's host tensor, in place, bfloat16 included; UsageError when it is on a device."""
     try:
         kind, _ = value.__dlpack_device__()
-        if kind != CPU_DEVICE:
+        if kind not in (CPU_DEVICE, PINNED):
             hint = "copy it to the host, or export with `--io device`"
             raise UsageError(
                 f"{label} is in device memory", why="the program takes it on the host", hint=hint

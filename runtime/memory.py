@@ -65,10 +65,15 @@ class Allocator:
             backend = self.backends[device]
             address = backend.allocate(nbytes)
             return address, lambda: backend.free(address)
-        accelerators = [backend for slot, backend in sorted(self.backends.items()) if slot != CPU]
-        backend = accelerators[0] if accelerators else self.backends[CPU]
+        backend = pinning(self.backends)
         address = backend.allocate_host(nbytes)
         return address, lambda: backend.free_host(address)
+
+
+def pinning(backends: Mapping[Device, Backend]) -> Backend:
+    """Who reserves host memory: an accelerator, so that it is pinned, else the host."""
+    accelerators = [backend for slot, backend in sorted(backends.items()) if slot != CPU]
+    return accelerators[0] if accelerators else backends[CPU]
 
 
 def constant_addresses(

@@ -104,6 +104,13 @@ class LoadedMethod:
                 pass
         return arrange(self.description, inputs, named)
 
+    def refill(self, inputs: Mapping[str, Any]) -> None:
+        """Store inputs where the plan has them and run nothing: for steps that are timed one by one."""
+        args = self._arranged((), inputs)
+        with self._session.exclusive():
+            if self._caller.last is not None:
+                self._caller.refill(self._caller.last, args)
+
     def run(self, inputs: Mapping[str, Any], *, borrow: bool = False) -> dict[str, Any]:
         """Like a call, for input names that are no Python names."""
         return self(*self._arranged((), inputs), borrow=borrow)

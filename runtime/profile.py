@@ -38,9 +38,8 @@ def write_trace(program: LoadedProgram, method: LoadedMethod, inputs: Mapping[st
             f"method `{method.name}` cannot be profiled",
             why="it branches, so its instructions have no one order",
         )
-    runs = (
-        timeline(program.backends, [(timed.device, [timed.step]) for timed in steps], _RUNS) if steps else []
-    )
+    groups = [(timed.device, [timed.step]) for timed in steps]
+    runs = timeline(program.backends, groups, _RUNS, lambda: method.refill(inputs)) if steps else []
     durations = [median(run[index] for run in runs) for index in range(len(steps))]
     document = {
         "displayTimeUnit": "ns",

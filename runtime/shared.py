@@ -6,10 +6,12 @@ import threading
 from collections.abc import Mapping
 
 from .backend import Backend, Step
-from .memory import Allocator, Constants, Releases, constant_addresses
-from .program import Device, PlannedProgram
+from .memory import Allocator, Constants, Releases, constant_addresses, pinning
+from .program import CPU, Device, PlannedProgram
 
 _KEPT_PER_SIZE = 4
+HOST_LIMIT = 1 << 30
+"""Bytes of pinned memory that outputs may hold at once; past them outputs are copied to ordinary memory."""
 
 
 class Shared:
@@ -28,6 +30,7 @@ class Shared:
         for backend in backends.values():
             self._releases.add(backend.close)
         self._pool: dict[tuple[Device, int], list[int]] = {}
+        self._host_nbytes = 0
         try:
             for backend in backends.values():
                 backend.load(planned.program.kernels)
@@ -51,6 +54,12 @@ class Shared:
             self._drain()
             self._releases.close()
 
+    def take_host(self, nbytes: int) -> tuple[int, Step] | None:
+        """A pinned block for a host output; None when `HOST_LIMIT` is reached."""
+        if self._host_nbytes + nbytes > HOST_LIMIT and not self._pool.get((CPU, nbytes)):
+            return None
+        return self.take(CPU, nbytes)
+
     def take(self, device: Device, nbytes: int) -> tuple[int, Step]:
         """A block for an output of the caller's, and how to give it back (once)."""
         with self._lock:
@@ -59,7 +68,7 @@ class Shared:
             self._count += 1
         if address is None:
             try:
-                address = self.backends[device].allocate(nbytes)
+                address = self._allocate(device, nbytes)
             except BaseException:
                 self.release()
                 raise
@@ -72,10 +81,26 @@ class Shared:
             if keep:
                 free.append(address)
         if not keep:
-            self.backends[device].free(address)
+            self._free(device, nbytes, address)
         self.release()
 
     def _drain(self) -> None:
-        for (device, _), addresses in self._pool.items():
+        for (device, nbytes), addresses in self._pool.items():
             while addresses:
-                self.backends[device].free(addresses.pop())
+                self._free(device, nbytes, addresses.pop())
+
+    def _allocate(self, device: Device, nbytes: int) -> int:
+        if device != CPU:
+            return self.backends[device].allocate(nbytes)
+        address = pinning(self.backends).allocate_host(nbytes)
+        with self._lock:
+            self._host_nbytes += nbytes
+        return address
+
+    def _free(self, device: Device, nbytes: int, address: int) -> None:
+        if device != CPU:
+            self.backends[device].free(address)
+            return
+        pinning(self.backends).free_host(address)
+        with self._lock:
+            self._host_nbytes -= nbytes

@@ -79,19 +79,29 @@ def part_of(instruction: Instruction) -> str:
 
 
 def timeline(
-    backends: Mapping[Device, Backend], groups: Sequence[tuple[Device, Sequence[Step]]], repeat: int
+    backends: Mapping[Device, Backend],
+    groups: Sequence[tuple[Device, Sequence[Step]]],
+    repeat: int,
+    before: Step | None = None,
 ) -> list[list[float]]:
     """Run groups of steps in order, ``repeat`` times; seconds by run and group.
 
+    ``before`` runs ahead of each: an input's place is free for others once it was read, so that a second run
+    needs the inputs stored again (`LoadedMethod.refill`).
     On one CUDA device the device's clock counts, elsewhere the host's, around each group with a wait.
     """
     devices = {device for device, _ in groups}
     if len(devices) == 1:
         ask = getattr(backends[next(iter(devices))], "timeline", None)
         if ask is not None:
-            times: list[list[float]] = ask([steps for _, steps in groups], repeat)
+            times: list[list[float]] = ask([steps for _, steps in groups], repeat, before)
             return times
-    return [[_wall(backends[device], steps) for device, steps in groups] for _ in range(repeat)]
+    runs: list[list[float]] = []
+    for _ in range(repeat):
+        if before is not None:
+            before()
+        runs.append([_wall(backends[device], steps) for device, steps in groups])
+    return runs
 
 
 def _wall(backend: Backend, steps: Sequence[Step]) -> float:

@@ -53,7 +53,7 @@ class UnplannedCaller(Caller):
 
     def _store_inputs(self, values: Sequence[Any], memory: CallMemory) -> None:
         for port, value in zip(self.method.inputs, values, strict=True):
-            self._store(port, memory.operands([port.value] if port.value else []))(value)
+            self._store(port, memory.operands([port.value] if port.value else []), {})(value)
 
     def _collect(
         self, args: Sequence[Any], memory: CallMemory, blocks: Mapping[str, OutputBlock]

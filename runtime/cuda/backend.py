@@ -14,11 +14,12 @@ from ..program import Copy, Device, HostCall, Kernel, KernelCode, Launch, Librar
 from . import graph
 from .code import choose_code, load_function
 from .context import GpuContext
-from .copies import bind_copy, bind_fill
+from .copies import bind_copy, bind_fill, bind_moving_copy
 from .driver import check
 from .launch import ArgumentArray
 
 if TYPE_CHECKING:
+    from ..host_io import HostEnd
     from ..tensor import DeviceTensor
 
 _WARP = 32
@@ -42,6 +43,7 @@ class CudaBackend(GpuContext):
         self._owner: CudaBackend | None = None
         self._graphs: weakref.WeakSet[graph.GraphStep] = weakref.WeakSet()
         self._libraries: dict[str, Any] = {}
+        self._moving: list[graph.MovingNode] = []
         self.tuning: Mapping[str, int] = {}
         """Which of a library's algorithms to take, by the call's key; see `runtime.tune`."""
 
@@ -182,7 +184,8 @@ class CudaBackend(GpuContext):
         callers = None if self._stream is self._own_stream else self._stream
         self._stream = self._own_stream
         try:
-            executable, nodes = graph.capture(self._cu, self._own_stream, steps, self._join_peers)
+            self._moving = []
+            recorded = graph.capture(self._cu, self._own_stream, steps, self._join_peers)
         except BaseException:
             if not graph.is_out_of_capture(self._cu, self._own_stream):
                 self._cu.cuStreamDestroy(self._own_stream)
@@ -191,19 +194,32 @@ class CudaBackend(GpuContext):
             raise
         finally:
             self._stream = self._own_stream if callers is None else callers
-        step = graph.GraphStep(self, executable, nodes)
+        step = graph.GraphStep(self, recorded, self._moving)
         self._graphs.add(step)
-        check(self._cu.cuGraphUpload(executable, self._own_stream), "upload a CUDA graph")
+        check(self._cu.cuGraphUpload(recorded.executable, self._own_stream), "upload a CUDA graph")
         check(self._cu.cuStreamSynchronize(self._own_stream), "upload a CUDA graph")
         step.nbytes = max(free_before - self.memory_info()[0], 0)
         return step
 
-    def timeline(self, groups: Sequence[Sequence[Step]], repeat: int) -> list[list[float]]:
+    def bind_moving(self, copy: Copy, source: Operand, destination: Operand, end: HostEnd) -> Step:
+        """A step that copies from or to wherever ``end`` is when it runs, in a graph too."""
+        return bind_moving_copy(self, source, destination, end)
+
+    def note_moving(self, end: HostEnd, uploads: bool) -> None:
+        """Remember the copy that was recorded last, if a graph is being recorded."""
+        node = graph.last_node(self._cu, self._stream)
+        if node is not None:
+            self._moving.append(graph.MovingNode(node, end, uploads))
+
+    def timeline(
+        self, groups: Sequence[Sequence[Step]], repeat: int, before: Step | None = None
+    ) -> list[list[float]]:
         """Run the groups of steps in order, ``repeat`` times; seconds on the device, by run and group.
 
         All of it is one graph with events between the groups, so that the host's pace does not count.
+        ``before`` runs on the host ahead of each.
         """
-        return graph.timeline(self, groups, repeat)
+        return graph.timeline(self, groups, repeat, before)
 
     def _join_peers(self, begins: bool) -> None:
         for peer in self._peers.values():

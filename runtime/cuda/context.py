@@ -124,6 +124,16 @@ class GpuContext:
         """Give pinned memory back."""
         self.aside(self._cu.cuMemFreeHost, address, "free pinned host memory")
 
+    def is_pinned(self, address: int, nbytes: int) -> bool:
+        """Whether host memory was reserved or registered through CUDA, by whomever in this process."""
+        kind = self._cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        host = self._cu.CUmemorytype.CU_MEMORYTYPE_HOST
+        for at in (address, address + nbytes - 1):
+            result = self._cu.cuPointerGetAttribute(kind, at)
+            if result[0] or int(result[1]) != int(host):
+                return False
+        return True
+
     def upload(self, address: int, data: memoryview) -> None:
         """Copy host bytes to the device, now: large ones through pinned staging, overlapped."""
         self.enter()

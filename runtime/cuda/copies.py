@@ -13,6 +13,7 @@ from .blocks import Block, blocks_of
 from .driver import check
 
 if TYPE_CHECKING:
+    from ..host_io import HostEnd
     from .backend import CudaBackend
 
 
@@ -56,6 +57,27 @@ def _block_copy(backend: CudaBackend, source: Operand, destination: Operand, blo
         result = copy(*arguments, backend.stream_object)
         if result[0]:
             check(result, f"copy {nbytes} bytes from {source.device} to {destination.device}")
+
+    return step
+
+
+def bind_moving_copy(backend: CudaBackend, source: Operand, destination: Operand, end: HostEnd) -> Step:
+    """A step that copies one dense block from or to wherever ``end`` is by then.
+
+    While a graph is recorded, the graph is told to follow the end: see `graph.Follower`.
+    """
+    cu, enter, nbytes = backend.driver, backend.enter, source.span_nbytes
+    uploads = source.device == CPU
+
+    def step() -> None:
+        enter()
+        if uploads:
+            result = cu.cuMemcpyHtoDAsync(destination.address, end.address, nbytes, backend.stream_object)
+        else:
+            result = cu.cuMemcpyDtoHAsync(end.address, source.address, nbytes, backend.stream_object)
+        if result[0]:
+            check(result, f"copy {nbytes} bytes from {source.device} to {destination.device}")
+        backend.note_moving(end, uploads)
 
     return step
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..backend import Step
@@ -12,7 +13,37 @@ from ..errors import DevplanError, ExecutionError
 from .driver import check
 
 if TYPE_CHECKING:
+    from ..host_io import HostEnd
     from .backend import CudaBackend
+
+
+@dataclass(frozen=True)
+class MovingNode:
+    """A copy's node in the graph that is being recorded, and the host end that it shall follow."""
+
+    node: Any
+    end: HostEnd
+    uploads: bool
+
+
+class Follower:
+    """Sets the host address of one copy in an instantiated graph.
+
+    The node belongs to the graph that was recorded, so that graph has to live as long.
+    """
+
+    def __init__(self, backend: CudaBackend, executable: Any, moving: MovingNode) -> None:
+        cu = backend.driver
+        self._cu, self._executable, self._node = cu, executable, moving.node
+        self._context = backend.context
+        self._parameters = check(cu.cuGraphMemcpyNodeGetParams(moving.node), "read a copy of a CUDA graph")
+        self._field = "srcHost" if moving.uploads else "dstHost"
+
+    def __call__(self, address: int) -> bool:
+        """Use this address from now on; whether the graph could take it."""
+        setattr(self._parameters, self._field, address)
+        update = self._cu.cuGraphExecMemcpyNodeSetParams
+        return not update(self._executable, self._node, self._parameters, self._context)[0]
 
 
 class GraphStep:
@@ -21,10 +52,18 @@ class GraphStep:
     ``nodes`` is the number of nodes; ``nbytes`` the device memory that instantiating it took.
     """
 
-    def __init__(self, backend: CudaBackend, executable: Any, nodes: int) -> None:
-        self._backend, self._executable = backend, executable
+    def __init__(self, backend: CudaBackend, recorded: Recorded, moving: Sequence[MovingNode] = ()) -> None:
+        self._backend, self._executable = backend, recorded.executable
         self._launch = backend.driver.cuGraphLaunch
-        self.nodes, self.nbytes = nodes, 0
+        self.nodes, self.nbytes = recorded.nodes, 0
+        self._graph = recorded.graph
+        self._followed: list[tuple[HostEnd, Follower]] = []
+        for node in moving:
+            follower = Follower(backend, recorded.executable, node)
+            node.end.followers.append(follower)
+            self._followed.append((node.end, follower))
+        if not moving:
+            self._drop_graph()
 
     def __call__(self) -> None:
         """Enqueue the graph."""
@@ -37,10 +76,19 @@ class GraphStep:
 
     def close(self) -> None:
         """Destroy the graph. Idempotent."""
+        for end, follower in self._followed:
+            end.followers.remove(follower)
+        self._followed.clear()
+        self._drop_graph()
         executable, self._executable = self._executable, None
         if executable is not None:
             destroy = self._backend.driver.cuGraphExecDestroy
             self._backend.aside(destroy, executable, "release a CUDA graph")
+
+    def _drop_graph(self) -> None:
+        graph, self._graph = self._graph, None
+        if graph is not None:
+            self._backend.driver.cuGraphDestroy(graph)
 
     def __del__(self) -> None:
         # Bindings that a cache gives up take their graphs along.
@@ -48,8 +96,26 @@ class GraphStep:
             self.close()
 
 
-def capture(cu: Any, stream: Any, steps: Sequence[Step], join: Callable[[bool], None]) -> tuple[Any, int]:
-    """Record what the steps enqueue on the stream; give (executable graph, number of nodes).
+@dataclass(frozen=True)
+class Recorded:
+    """A graph as recorded, the executable made of it, and how many nodes it has."""
+
+    graph: Any
+    executable: Any
+    nodes: int
+
+
+def last_node(cu: Any, stream: Any) -> Any | None:
+    """The node that was recorded last on a stream; None when it is not being recorded."""
+    result = cu.cuStreamGetCaptureInfo(stream)
+    active = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+    if result[0] or result[1] != active or not result[4]:
+        return None
+    return result[4][0]
+
+
+def capture(cu: Any, stream: Any, steps: Sequence[Step], join: Callable[[bool], None]) -> Recorded:
+    """Record what the steps enqueue on the stream, and instantiate it.
 
     Nothing is executed. Capture is relaxed: a library may load code meanwhile. ``join(True)`` is called when
     recording has begun and ``join(False)`` before it ends, to draw further streams into the graph and back.
@@ -75,9 +141,10 @@ def capture(cu: Any, stream: Any, steps: Sequence[Step], join: Callable[[bool], 
         # With no array given, the call only counts.
         nodes = int(check(cu.cuGraphGetNodes(graph, 0), "count a CUDA graph's nodes")[1])
         executable = check(cu.cuGraphInstantiate(graph, 0), "instantiate a CUDA graph")
-    finally:
+    except BaseException:
         cu.cuGraphDestroy(graph)
-    return executable, nodes
+        raise
+    return Recorded(graph, executable, nodes)
 
 
 def _abandon(cu: Any, stream: Any) -> None:
@@ -93,7 +160,9 @@ def is_out_of_capture(cu: Any, stream: Any) -> bool:
     return bool(not result[0] and result[1] == cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
 
-def timeline(backend: CudaBackend, groups: Sequence[Sequence[Step]], repeat: int) -> list[list[float]]:
+def timeline(
+    backend: CudaBackend, groups: Sequence[Sequence[Step]], repeat: int, before: Step | None = None
+) -> list[list[float]]:
     """See `CudaBackend.timeline`."""
     backend.enter()
     cu = backend.driver
@@ -112,6 +181,8 @@ def timeline(backend: CudaBackend, groups: Sequence[Sequence[Step]], repeat: int
     try:
         replay = backend.capture(steps)
         for _ in range(repeat):
+            if before is not None:
+                before()
             replay()
             backend.synchronize()
             elapsed = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from ..blocks import Blocks, copy_in, copy_out, set_bytes
 from ..cpu import local_copy
 from ..errors import DeviceError, ExecutionError, UsageError
 from ..host import HostValue, array_at, bytes_at, host_value
+from ..host_io import HostEnd
 from ..program import CPU, Copy, CopyKind, Device, HostCall, Kernel, Launch, LibraryCall
 from .kernels import bind_launch, kernel_function
 from .library import bind_library_call
@@ -221,6 +223,22 @@ class EmulatorBackend:
             self.copies.add(copy.kind, nbytes)
 
         return run
+
+    def bind_moving(self, copy: Copy, source: Operand, destination: Operand, end: HostEnd) -> Step:
+        """A step that copies from or to wherever ``end`` is when it runs."""
+
+        def run() -> None:
+            ends = [
+                replace(operand, address=end.address) if operand.device == CPU else operand
+                for operand in (source, destination)
+            ]
+            self.bind(copy, {copy.source: ends[0], copy.destination: ends[1]}, {})()
+
+        return run
+
+    def is_pinned(self, address: int, nbytes: int) -> bool:
+        """Whether host memory was reserved here."""
+        return self._host.holds(address, nbytes)
 
     def capture(self, steps: Sequence[Step]) -> Step:
         """A loop."""

@@ -100,6 +100,30 @@ def test_host_io_makes_two() -> None:
         assert recorded(lambda: program.method("forward")(X.numpy()), "Memcpy DtoH") == 1
 
 
+def test_pinned_inputs_and_large_outputs_are_used_in_place() -> None:
+    rows = torch.randn(512, 256, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        wanted = Chain().eval()(rows).numpy()
+    source = ModelSource("chain", (MethodSource("forward", Chain().eval(), (rows,)),))
+    architecture = driver.devices()[0].architecture
+    result = export(source, ExportOptions(architectures=(architecture,)))
+    constants = {digest: read() for digest, read in result.constants.items()}
+    with load_planned(result.planned, constants, None) as program:
+        method, outputs = program.method("forward"), list[Any]()
+        for given in (rows.numpy(), program.pin(rows.numpy()), rows.pin_memory(), rows.numpy()):
+            (output,) = method(given).values()
+            assert method.no_graph_reason == ""
+            outputs.append(output)
+        other = program.pin(-rows.numpy())
+        (negative,) = method(other).values()
+        for output in outputs:
+            np.testing.assert_allclose(output, wanted, rtol=1e-3, atol=1e-3)
+        assert np.abs(negative - wanted).max() > 0.1
+        assert recorded(lambda: method(other), "Memcpy HtoD (Pinned") == 1
+        assert recorded(lambda: method(other), "Memcpy DtoH (Device -> Pinned") == 1
+    np.testing.assert_allclose(outputs[0], wanted, rtol=1e-3, atol=1e-3)  # outlives its program
+
+
 def test_a_model_on_two_gpus_copies_directly() -> None:
     if len(driver.devices()) < 2:
         pytest.skip("one GPU")

@@ -53,7 +53,7 @@ class TunedBackend(RecordingBackend):
         assert name == "cublaslt"
         return self._times
 
-    def timeline(self, groups: list[list[Any]], repeat: int) -> list[list[float]]:
+    def timeline(self, groups: list[list[Any]], repeat: int, before: Any = None) -> list[list[float]]:
         return [[sum(group) for group in groups]] * repeat
 
 
