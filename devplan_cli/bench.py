@@ -27,6 +27,7 @@ def bench(
         typer.Option("--shape", metavar="NAME=1x98", help="Shape of a random input; may be repeated."),
     ] = None,
     seed: flags.Seed = 0,
+    weights: flags.Weights = None,
     device: flags.DeviceName = None,
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Timed calls.")] = 100,
     warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=0, help="Calls before those.")] = 10,
@@ -62,5 +63,6 @@ def bench(
         cold_start,
         allow_torch_ops,
         report,
+        tuple(weights or ()),
     )
     return run_measurement(asked, Output(json, quiet, verbose))

@@ -32,6 +32,7 @@ class Measurement:
     cold_start: bool
     allow_torch_ops: bool
     report: Path | None = None
+    weights: tuple[Path, ...] = ()
 
 
 def run_measurement(asked: Measurement, output: Output) -> int:
@@ -53,6 +54,7 @@ def run_measurement(asked: Measurement, output: Output) -> int:
         cold_start=asked.cold_start,
         allow_torch_ops=asked.allow_torch_ops,
         page=asked.report,
+        weights=asked.weights,
     )
     if asked.report is not None:
         output.say(f"wrote {asked.report}")

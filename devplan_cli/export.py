@@ -134,7 +134,8 @@ def export(
         _option(
             "--weights",
             metavar="PLACE",
-            help="embed, external or reference: where constants are kept.",
+            help="embed, external, reference or none: where weights are kept. The last two build the model "
+            "without weights, however large.",
             panel=_CODE,
         ),
     ] = None,
@@ -143,7 +144,7 @@ def export(
         _option(
             "--weights-file",
             metavar="FILE",
-            help="A safetensors file for `reference`; repeatable.",
+            help="A safetensors file, or a folder of them, for `reference`; repeatable.",
             panel=_CODE,
         ),
     ] = None,

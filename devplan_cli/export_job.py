@@ -41,6 +41,8 @@ def run_job(job: Job, output: Output, started: float) -> int:
     with stages(output) as told:
         told("load", 0.0, job.source)
         source, result = _export(job, output, told)
+        from ..passes.load_source import resolve
+
         budgets.check_plan(result.planned, job.config)
         told("write", 0.0, job.target.name)
         with _replacing(job.target, with_data=job.config.options.weights == "external") as scratch:
@@ -48,7 +50,7 @@ def run_job(job: Job, output: Output, started: float) -> int:
             budgets.check_artifact(description["file"]["bytes"], job.config)
             if job.config.check:
                 told("verify", 0.0, "against eager PyTorch")
-                _verify(scratch, source, output)
+                _verify(scratch, source if not _is_weightless(job) else resolve(job.source), output)
         if job.config.report is not None:
             told("report", 0.0, str(job.config.report))
             _write_report(job, description, result)
@@ -66,6 +68,11 @@ def peak_rss() -> int:
     return unit * max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
+def _is_weightless(job: Job) -> bool:
+    """Whether the model is built without its weights."""
+    return job.config.options.weights in ("reference", "none")
+
+
 def _export(job: Job, output: Output, told: Stages) -> tuple[ModelSource, ExportResult]:
     from .versions import require_export
 
@@ -73,7 +80,7 @@ def _export(job: Job, output: Output, told: Stages) -> tuple[ModelSource, Export
         output.say(f"note: {line}")
     from ..passes.load_source import resolve
 
-    source = resolve(job.source)
+    source = resolve(job.source, weightless=_is_weightless(job))
     from ..passes.export import export
 
     runs: list[PassRun] = []
@@ -99,6 +106,7 @@ def _write(path: Path, result: ExportResult, job: Job) -> dict[str, Any]:
     from .. import __version__
     from ..runtime.artifact import read, write
     from ..runtime.describe import describe
+    from ..runtime.safetensors import weight_files
 
     config = job.config
     write(
@@ -107,7 +115,8 @@ def _write(path: Path, result: ExportResult, job: Job) -> dict[str, Any]:
         result.constants,
         producer=__version__,
         weights=config.options.weights,
-        files=config.weights_files,
+        files=weight_files(config.weights_files),
+        recipes=result.recipes,
     )
     return describe(read(path))
 

@@ -35,6 +35,14 @@ Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of r
 AllowTorch = Annotated[
     bool, typer.Option("--allow-torch-ops", help="Let operators without a kernel of ours run in torch.")
 ]
+Weights = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--weights",
+        metavar="FILE.safetensors",
+        help="Weights of an artifact that was exported without them; a file or a folder, may be repeated.",
+    ),
+]
 Tuning = Annotated[
     Path | None, typer.Option("--tuning", metavar="FILE.json", help="Algorithms that `devplan tune` chose.")
 ]

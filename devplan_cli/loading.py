@@ -32,6 +32,7 @@ def load_program(
     allow_torch_ops: bool = False,
     tuning: Path | None = None,
     device_map: Mapping[str, str] | None = None,
+    weights: Sequence[Path] = (),
 ) -> LoadedProgram:
     """Load an artifact on a device, or on the GPU, or where there is none on the emulator, saying so."""
     check_device_name(device)
@@ -43,7 +44,13 @@ def load_program(
         output.say("no CUDA device; running on the emulator" if is_known else line)
 
     return load(
-        path, device, device_map=device_map, allow_torch_ops=allow_torch_ops, notify=notify, tuning=tuning
+        path,
+        device,
+        device_map=device_map,
+        allow_torch_ops=allow_torch_ops,
+        notify=notify,
+        tuning=tuning,
+        weights=weights,
     )
 
 

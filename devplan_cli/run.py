@@ -57,6 +57,7 @@ def run(
     require_cuda_graph: Annotated[
         bool, typer.Option("--require-cuda-graph", help="Fail with the reason where no CUDA graph is used.")
     ] = False,
+    weights: flags.Weights = None,
     tuning: flags.Tuning = None,
     device_map: flags.DeviceMap = None,
     allow_torch_ops: flags.AllowTorch = False,
@@ -87,5 +88,6 @@ def run(
         allow_torch_ops,
         tuning,
         parse_device_map(device_map or ()),
+        tuple(weights or ()),
     )
     return run_order(order, Output(json, quiet, verbose))

@@ -50,6 +50,7 @@ class Order:
     allow_torch_ops: bool
     tuning: Path | None = None
     device_map: Mapping[str, str] | None = None
+    weights: tuple[Path, ...] = ()
 
 
 def run_order(order: Order, output: Output) -> int:
@@ -69,6 +70,7 @@ def run_order(order: Order, output: Output) -> int:
         allow_torch_ops=order.allow_torch_ops,
         tuning=order.tuning,
         device_map=order.device_map,
+        weights=order.weights,
     ) as program:
         method = program.method(choose_method(order.method, list(program.methods)))
         inputs, random = gather_inputs(

@@ -14,14 +14,9 @@ import numpy as np
 from ..runtime.dtypes import DType
 from ..runtime.errors import UsageError
 from ..runtime.host import HostTensor, is_native, numpy_dtype
+from ..runtime.safetensors import DTYPES
 
-_SAFETENSORS = {
-    "BOOL": DType.BOOL, "U8": DType.UINT8, "I8": DType.INT8, "I16": DType.INT16, "U16": DType.UINT16,
-    "I32": DType.INT32, "U32": DType.UINT32, "I64": DType.INT64, "U64": DType.UINT64, "F16": DType.FLOAT16,
-    "BF16": DType.BFLOAT16, "F32": DType.FLOAT32, "F64": DType.FLOAT64, "F8_E4M3": DType.FLOAT8_E4M3FN,
-    "F8_E5M2": DType.FLOAT8_E5M2,
-}  # fmt: skip
-_WORDS = {dtype: word for word, dtype in _SAFETENSORS.items()}
+_WORDS = {dtype: word for word, dtype in DTYPES.items()}
 _LARGEST_HEADER = 100_000_000
 
 
@@ -94,7 +89,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 
 def _tensor(entry: dict[str, Any], body: memoryview) -> Any:
-    dtype = _SAFETENSORS[entry["dtype"]]
+    dtype = DTYPES[entry["dtype"]]
     begin, end = entry["data_offsets"]
     if not 0 <= begin <= end <= len(body):
         raise ValueError("a tensor lies outside the file")

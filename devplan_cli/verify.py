@@ -33,6 +33,7 @@ def verify(
         float | None, typer.Option("--atol", min=0.0, help="Absolute tolerance; by dtype if left out.")
     ] = None,
     seed: flags.Seed = 0,
+    weights: flags.Weights = None,
     allow_torch_ops: flags.AllowTorch = False,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
@@ -50,5 +51,5 @@ def verify(
     out.say(f"verifying {artifact} against {source}")
     from .verify_job import Check, run_check
 
-    check = Check(artifact, device, calls, rtol, atol, seed, allow_torch_ops)
+    check = Check(artifact, device, calls, rtol, atol, seed, allow_torch_ops, tuple(weights or ()))
     return run_check(check, source, out)

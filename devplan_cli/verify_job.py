@@ -33,6 +33,7 @@ class Check:
     atol: float | None = None
     seed: int = 0
     allow_torch_ops: bool = False
+    weights: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,13 @@ def run_check(check: Check, source_text: str, output: Output) -> int:
     from ..passes.load_source import resolve
 
     source = resolve(source_text)
-    with load_program(check.artifact, check.device, output, allow_torch_ops=check.allow_torch_ops) as program:
+    with load_program(
+        check.artifact,
+        check.device,
+        output,
+        allow_torch_ops=check.allow_torch_ops,
+        weights=check.weights,
+    ) as program:
         verdict = verify_program(program, source, check)
     _show(verdict, output)
     verdict.raise_on_difference()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..runtime.errors import UsageError
 from ..runtime.program import PlannedProgram
+from ..runtime.safetensors import weight_files
 from .config import load_config
 from .config_rules import parse_io
 from .export import ExportResult
@@ -24,7 +25,7 @@ from .targets import TARGETS
 if TYPE_CHECKING:
     from ..runtime.engine import LoadedProgram
 
-Weights = Literal["embed", "external", "reference"]
+Weights = Literal["embed", "external", "reference", "none"]
 _KEYWORDS = {setting.name.partition(".")[2].replace("-", "_"): setting.name for setting in BY_NAME.values()}
 _COMMAND_ONLY = ("output", "report", "check", "artifact_size", "copies", "fail_on_copy")
 _SPELLED = {"memory": "memory_budget", "effort": "planning_effort"}
@@ -55,15 +56,20 @@ class Exported:
             self.result.constants,
             producer=__version__,
             weights=self.weights,
-            files=self.weights_files,
+            files=weight_files(self.weights_files),
+            recipes=self.result.recipes,
         )
         return target
 
-    def load(self, device: str | None = None) -> LoadedProgram:
-        """The program, ready to be called, on ``cuda:N``, ``emulator`` or ``cpu``; see `devplan.load`."""
-        from ..runtime.loading import load_planned
+    def load(self, device: str | None = None, weights: Mapping[str, Any] | None = None) -> LoadedProgram:
+        """The program, ready to be called, on ``cuda:N``, ``emulator`` or ``cpu``; see `devplan.load`.
 
-        constants = {digest: read() for digest, read in self.result.constants.items()}
+        ``weights`` are the tensors of a model that was exported without them: its ``state_dict()``.
+        """
+        from ..runtime.loading import load_planned
+        from .state_dict import constants_with
+
+        constants = constants_with(self.result, weights, weight_files(self.weights_files))
         return load_planned(self.planned, constants, device)
 
 

@@ -248,11 +248,12 @@ def _config(layers: _Layers) -> Config:
         reorder=v["plan.reorder"],
         memory_budget=v["budget.memory"],
         weights=v["export.weights"],
+        weights_files=tuple(Path(file) for file in v["export.weights-file"]),
         pipeline=layers.pipeline,
         pass_options=layers.passes or {},
         jobs=v["export.jobs"],
     )
-    _refuse_contradictions(options, v["export.weights-file"])
+    _refuse_contradictions(options, v["export.weights-file"], v["export.check"])
     check_names(options)
     origins = layers.origins | {f"io.{i}": origin for i, (_, origin) in enumerate(layers.io)}
     return Config(
@@ -268,11 +269,14 @@ def _config(layers: _Layers) -> Config:
     )
 
 
-def _refuse_contradictions(options: ExportOptions, weights_files: tuple[str, ...]) -> None:
+def _refuse_contradictions(options: ExportOptions, weights_files: tuple[str, ...], check: bool) -> None:
     """A caller's device tensor needs a place that is planned; constants left in files need the files."""
     if (options.weights == "reference") != bool(weights_files):
         what = "cannot use `--weights reference` and `--weights-file` without each other"
         raise UsageError(what, hint="write `--weights reference --weights-file model.safetensors`")
+    if options.weights == "none" and check:
+        why = "without weights there are no results to compare"
+        raise UsageError("cannot use `--check` with `--weights none`", why=why, hint="drop one of them")
     on_device = any(rule.location == "device" for rule in options.io)
     if on_device and not options.device_planning:
         why = "inputs and outputs that stay on the device need planned device memory"

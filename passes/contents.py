@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from ..runtime.errors import UsageError
 from ..runtime.program import CPU, Constant, Device, Role, StateVariable, Storage
+from ..runtime.recipes import Part, Recipe
 from .builder import is_dense
 from .exported import ExportedMethod
+from .hollow import is_hollow
+from .inductor.interfaces import storage_key
 from .sizes import to_dtype
+
+
+class Supplier(Protocol):
+    """Files of weights that can tell what bytes a recipe will make."""
+
+    def digest(self, recipe: Recipe) -> str:
+        """SHA-256 of the bytes."""
+        ...
 
 
 @dataclass
@@ -28,6 +42,10 @@ class Contents:
         default_factory=dict[tuple[str, ...], tuple[torch.Tensor, torch.Tensor | None]]
     )
     """Weights and biases of layers that became one, by the names of what they were made of."""
+    parts: dict[str, tuple[Part, ...]] = field(default_factory=dict[str, tuple[Part, ...]])
+    """Of contents whose bytes are not here: the tensors of files that they are made of."""
+    supplier: Supplier | None = None
+    """Those files, where they are known already."""
     _named: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
 
     def name(self, method: str, wish: str, tensor: torch.Tensor) -> str:
@@ -43,13 +61,30 @@ class Contents:
     def digest(self, name: str) -> str:
         """SHA-256 of a tensor's bytes, computed once."""
         if name not in self.digests:
-            self.digests[name] = hashlib.sha256(self.read(name)).hexdigest()
+            self.digests[name] = self._digest(name)
         return self.digests[name]
+
+    def _digest(self, name: str) -> str:
+        recipe = self.recipe(name)
+        if recipe is None:
+            return hashlib.sha256(self.read(name)).hexdigest()
+        return recipe.digest() if self.supplier is None else self.supplier.digest(recipe)
+
+    def give_up(self, name: str, hollow: torch.Tensor, parts: tuple[Part, ...]) -> None:
+        """Keep of a content only what files at load will make it of."""
+        self.tensors[name], self.parts[name] = hollow, parts
+
+    def recipe(self, name: str) -> Recipe | None:
+        """How a content is made of files at load; None when its bytes are here."""
+        if name not in self.parts:
+            return None
+        tensor = self.tensors[name]
+        return Recipe(self.parts[name], to_dtype(tensor.dtype), tuple(tensor.shape), dense_strides(tensor))
 
     def lay_out_channels_last(self, name: str) -> bool:
         """Store a 4-D constant channels-last, unless something else reads it in the layout it has."""
         tensor = self.tensors[name]
-        if self.readers.get(name, 0) != 1 or name in self.state or tensor.is_meta:
+        if self.readers.get(name, 0) != 1 or name in self.state:
             return False
         self.tensors[name] = tensor.contiguous(memory_format=torch.channels_last)
         self.digests.pop(name, None)
@@ -61,24 +96,57 @@ class Contents:
 
 
 def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
-    if tensor.numel() == 0 or tensor.is_meta:
+    if tensor.numel() == 0:
         return (id(tensor),)
+    if is_hollow(tensor):
+        key = storage_key(tensor)
+        return (key, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def name_contents(methods: Sequence[ExportedMethod]) -> Contents:
-    """Name all contents, and make state of what any method changes, in every method that reads it."""
-    contents = Contents()
+def name_contents(
+    methods: Sequence[ExportedMethod], *, are_given: bool = False, supplier: Supplier | None = None
+) -> Contents:
+    """Name all contents, and make state of what any method changes, in every method that reads it.
+
+    With ``are_given`` what a saved model has comes from files at load: its values are forgotten here, if it
+    had any. ``supplier`` knows those files already.
+    """
+    contents = Contents(supplier=supplier)
     for method in methods:
         renamed = {old: contents.name(method.name, old, t) for old, t in method.tensors.items()}
         method.contents = {node: renamed[old] for node, old in method.contents.items()}
+        method.weights = {renamed[old]: names for old, names in method.weights.items()}
         method.tensors = {renamed[old]: t for old, t in method.tensors.items()}
         contents.state |= {renamed[old] for old in method.state}
         for name in method.contents.values():
             contents.readers[name] = contents.readers.get(name, 0) + 1
     for method in methods:
         method.state = frozenset(name for name in method.tensors if name in contents.state)
+    if are_given:
+        _forget_weights(methods, contents)
     return contents
+
+
+def _forget_weights(methods: Sequence[ExportedMethod], contents: Contents) -> None:
+    """Keep of all weights that no method changes only where they come from."""
+    names: dict[str, tuple[str, ...]] = {}
+    for method in methods:
+        for name, others in method.weights.items():
+            names[name] = tuple(dict.fromkeys((name, *names.get(name, ()), *others)))
+    claims = Counter(other for name, others in names.items() for other in others if other != name)
+    for name, others in names.items():
+        tensor = contents.tensors[name]
+        if name not in contents.state and tensor.numel():
+            own = tuple(o for o in others if o == name or (o not in names and claims[o] == 1))
+            hollow = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            contents.give_up(name, hollow, (Part(own, tuple(tensor.shape)),))
+    for method in methods:
+        method.tensors = {name: contents.tensors[name] for name in method.tensors}
+    for name, tensor in contents.tensors.items():
+        if is_hollow(tensor) and name not in contents.parts and tensor.numel():
+            why = "the model changes it, so that no file of weights has it"
+            raise UsageError(f"`{name}` has no values", why=why, hint="build it on the cpu")
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:

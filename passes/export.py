@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..planner import PlanOptions, check, plan
 from ..runtime.program import Kernel, Method, PlannedProgram, Program, Role
+from ..runtime.recipes import Recipe
+from ..runtime.safetensors import StoredTensor, all_tensors, open_safetensors, weight_files
+from ..runtime.supply import Supply
 from .base import Stage
 from .compile_kernels import compile_kernels
 from .complex_pairs import split_complex
 from .contents import Contents, declare, name_contents
 from .exported import ExportedMethod, analyse, cast_methods, export_method
+from .hollow import on_the_host, refuse_meta
 from .lower import LoweredMethod, lower_method
 from .options import ExportOptions, Progress, silent
 from .pipeline import Observer, build_pipeline, run_stage
@@ -36,6 +40,8 @@ class ExportResult:
     placed: tuple[PlacedGraph, ...]
     seconds: Mapping[str, float]
     """Time spent in each stage."""
+    recipes: Mapping[str, Recipe] = field(default_factory=dict[str, Recipe])
+    """Digest -> how files of weights make the constant at load, for those that are not in ``constants``."""
 
 
 def export(
@@ -54,9 +60,11 @@ def export(
     budget, UsageError (2) for options that contradict each other or the model.
     """
     clock = _Clock(progress)
+    stored = _stored_weights(options)
+    is_hollow = options.weights in ("reference", "none")
     with clock.stage("export"):
         methods: Sequence[ExportedMethod] = _export_methods(source, options, progress)
-        contents = name_contents(methods)
+        contents = name_contents(methods, are_given=is_hollow)
         passes = build_pipeline(options, {"supports": supports, "contents": contents}, folder=folder)
         methods = run_stage(passes, Stage.EXPORTED, methods, observe=observe)
     with clock.stage("place"):
@@ -67,19 +75,42 @@ def export(
         specs = [spec for one in lowered for spec in one.kernels]
         kernels = _compile(specs, options, progress)
     with clock.stage("plan"):
+        if options.weights == "reference":
+            contents.supplier = Supply.fitted(_label(options), stored, _recipes(lowered, contents))
         program = assemble([one.method for one in lowered], contents, kernels, options.architectures)
         (program,) = run_stage(passes, Stage.PROGRAM, [program], observe=observe)
         planned = plan(program, _plan_options(options))
         check(planned)
-    return ExportResult(planned, _readers(planned.program, contents), tuple(placed), clock.seconds)
+    readers, recipes = _readers(planned.program, contents)
+    return ExportResult(planned, readers, tuple(placed), clock.seconds, recipes)
+
+
+def _stored_weights(options: ExportOptions) -> Mapping[str, StoredTensor]:
+    """What is in the weight files, of which the headers alone are read."""
+    files = weight_files(options.weights_files) if options.weights == "reference" else ()
+    return all_tensors([open_safetensors(file) for file in files])
+
+
+def _label(options: ExportOptions) -> str:
+    return ", ".join(path.name for path in options.weights_files)
+
+
+def _recipes(lowered: Sequence[LoweredMethod], contents: Contents) -> list[Recipe]:
+    """Of all constants that the methods read."""
+    read = {s.content: s for one in lowered for s in one.method.storages if s.role is Role.CONSTANT}
+    return [recipe for name in read if (recipe := contents.recipe(name)) is not None]
 
 
 def _export_methods(source: ModelSource, options: ExportOptions, progress: Progress) -> list[ExportedMethod]:
     methods: list[ExportedMethod] = []
-    for index, method in enumerate(cast_methods(source.methods, options.dtype)):
-        progress("export", index / len(source.methods), method.name)
-        methods.append(analyse(method, export_method(method)))
-        split_complex(methods[-1])
+    cast = cast_methods(source.methods, options.dtype)
+    if options.weights not in ("reference", "none"):
+        refuse_meta(cast)
+    with on_the_host(cast):
+        for index, method in enumerate(cast):
+            progress("export", index / len(source.methods), method.name)
+            methods.append(analyse(method, export_method(method)))
+            split_complex(methods[-1])
     return sorted(methods, key=lambda method: method.name)
 
 
@@ -139,18 +170,24 @@ def _plan_options(options: ExportOptions) -> PlanOptions:
     )
 
 
-def _readers(program: Program, contents: Contents) -> dict[str, Callable[[], memoryview]]:
-    """Digest -> reader, for all constants and initial state of the program."""
+def _readers(
+    program: Program, contents: Contents
+) -> tuple[dict[str, Callable[[], memoryview]], dict[str, Recipe]]:
+    """Digest -> reader or recipe, for all constants and initial state of the program."""
     wanted = {c.digest for c in program.constants} | {s.initial for s in program.state if s.initial}
     readers: dict[str, Callable[[], memoryview]] = {}
+    recipes: dict[str, Recipe] = {}
     for name, digest in contents.digests.items():
-        if digest in wanted:
+        recipe = contents.recipe(name)
+        if digest in wanted and recipe is not None:
+            recipes.setdefault(digest, recipe)
+        elif digest in wanted:
 
             def read(name: str = name) -> memoryview:
                 return contents.read(name)
 
             readers.setdefault(digest, read)
-    return readers
+    return readers, recipes
 
 
 class _Clock:

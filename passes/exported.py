@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,8 @@ from ..runtime.errors import DevplanError, UnsupportedOperatorError
 from ..runtime.program import Argument, Symbol
 from .complex_pairs import decompose_complex
 from .control_flow import name_apart
-from .inductor.interfaces import pytree
+from .hollow import weight_names
+from .inductor.interfaces import pytree, storage_key
 from .lifted_tensors import merge_lifted_tensors
 from .sizes import bound_of
 from .source import MethodSource
@@ -42,6 +43,8 @@ class ExportedMethod:
     symbols: tuple[Symbol, ...]
     input_tree: str = ""
     output_tree: str = ""
+    weights: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Parameters and persistent buffers in ``tensors``: the names that a saved model has them under."""
 
     def add_constant(self, contents: Contents, name: str, value: torch.Tensor) -> torch.fx.Node:
         """A placeholder for a constant that was computed at export."""
@@ -161,13 +164,17 @@ def analyse(method: MethodSource, exported: torch.export.ExportedProgram) -> Exp
     contents: dict[str, str] = {}
     tensors: dict[str, torch.Tensor] = {}
     inputs: list[InputSpec] = []
+    saved, weights = weight_names(method, exported.state_dict), dict[str, tuple[str, ...]]()
     for node, spec in zip(placeholders, signature.input_specs, strict=True):
         if spec.kind == InputKind.USER_INPUT:
             inputs.append(_input_spec(node, spec, names[len(inputs)]))
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             assert spec.target is not None
             contents[node.name] = spec.target
-            tensors[spec.target] = _content(exported, spec.target)
+            tensors[spec.target] = held = _content(exported, spec.target)
+            if spec.kind == InputKind.PARAMETER or (spec.kind == InputKind.BUFFER and spec.persistent):
+                others = saved.get(storage_key(held), ()) if held.numel() else ()
+                weights[spec.target] = tuple(dict.fromkeys((spec.target, *others)))
         else:
             raise UnsupportedOperatorError(
                 f"input `{node.name}` of method `{method.name}` is a {spec.kind.name.lower()}",
@@ -186,6 +193,7 @@ def analyse(method: MethodSource, exported: torch.export.ExportedProgram) -> Exp
         symbols=_symbols(exported, inputs, placeholders),
         input_tree=_tree(exported.call_spec.in_spec),
         output_tree=_tree(exported.call_spec.out_spec),
+        weights=weights,
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.export.graph_signature import InputKind, InputSpec
 
+from .hollow import is_hollow
+
 
 def merge_lifted_tensors(exported: torch.export.ExportedProgram) -> None:
     """Make one placeholder of a buffer and of the constants that are the same memory.
@@ -48,7 +50,7 @@ def _tensor(exported: torch.export.ExportedProgram, spec: InputSpec) -> torch.Te
 
 
 def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
-    if tensor.is_meta or tensor.numel() == 0:
+    if is_hollow(tensor) or tensor.numel() == 0:
         return (id(tensor),)
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 

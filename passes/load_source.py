@@ -19,6 +19,7 @@ import torch
 
 from ..runtime.errors import UsageError
 from .function_module import FunctionModule
+from .hollow import without_weights
 from .narrow import is_mapping, is_sequence, is_tuple
 from .source import MethodSource, ModelSource
 from .source_text import default_name, split_source
@@ -29,8 +30,14 @@ _INPUTS = "a tuple, a dict for keyword arguments, or a function that makes one"
 _MODEL = "an `nn.Module`, or a function or class that makes one without arguments"
 
 
-def resolve(text: str) -> ModelSource:
-    """Load what SOURCE names; `UsageError` says what was expected, what was found, and where."""
+def resolve(text: str, *, weightless: bool = False) -> ModelSource:
+    """Load what SOURCE names; `UsageError` says what was expected, what was found, and where.
+
+    ``weightless`` builds modules with their parameters on the meta device: none of them is ever in memory.
+    """
+    if weightless:
+        with without_weights():
+            return resolve(text)
     target, name = split_source(text)
     path = Path(target)
     if path.suffix == ".pt2":

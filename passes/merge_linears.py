@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..runtime.recipes import Part
 from .base import Pass, PassResult, Stage
 from .contents import Contents
 from .exported import ExportedMethod
@@ -71,8 +72,11 @@ def _groups(
         operands = [*node.args[1:], None][:2]
         if not all(o is None or _is_own(method, readers, o) for o in operands):
             continue
+        hollow = {method.tensors[method.contents[o.name]].is_meta for o in operands if o is not None}
+        if len(hollow) > 1:
+            continue
         spoken_of = tuple(speaks_of(rule, module_path(node), str(node.target), method.name) for rule in rules)
-        key = (node.args[0], node.meta["val"].dtype, spoken_of)
+        key = (node.args[0], node.meta["val"].dtype, spoken_of, *hollow)
         found.setdefault(key, []).append(node)
     return {
         tuple(method.contents[o.name] for node in group for o in _operands(node)): group
@@ -91,8 +95,7 @@ def _is_own(method: ExportedMethod, readers: Mapping[str, int], node: Any) -> bo
     if not isinstance(node, torch.fx.Node) or node.name not in method.contents:
         return False
     name = method.contents[node.name]
-    is_constant = name not in method.state and not method.tensors[name].is_meta
-    return is_constant and len(node.users) == 1 and readers[name] == 1
+    return name not in method.state and len(node.users) == 1 and readers[name] == 1
 
 
 def _merge(method: ExportedMethod, contents: Contents, group: Sequence[torch.fx.Node]) -> None:
@@ -105,6 +108,8 @@ def _merge(method: ExportedMethod, contents: Contents, group: Sequence[torch.fx.
     whole, added = contents.merged[names]
     weight = method.add_constant(contents, f"{first.name}_merged_weight", whole)
     bias = None if added is None else method.add_constant(contents, f"{first.name}_merged_bias", added)
+    if whole.is_meta:
+        _give_up(method, contents, group, weight, bias)
     with graph.inserting_before(first), first.meta["val"].fake_mode:
         operands = (x, weight) if bias is None else (x, weight, bias)
         merged = graph.call_function(_LINEAR, operands)
@@ -137,6 +142,27 @@ def _concatenated(
         return whole, None
     rows = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
     return whole, torch.cat(rows)
+
+
+def _give_up(
+    method: ExportedMethod,
+    contents: Contents,
+    group: Sequence[torch.fx.Node],
+    weight: torch.fx.Node,
+    bias: torch.fx.Node | None,
+) -> None:
+    """The same of weights that come from files at load: say what to put one below the other."""
+    for made, position in ((weight, 0), (bias, 1)):
+        parts: list[Part] = []
+        for node in group:
+            operands, rows = _operands(node), node.meta["val"].shape[-1]
+            if position < len(operands):
+                parts += contents.parts[method.contents[operands[position].name]]
+            else:
+                parts.append(Part((), (rows,)))
+        if made is not None:
+            name = method.contents[made.name]
+            contents.give_up(name, contents.tensors[name], tuple(parts))
 
 
 def _held(method: ExportedMethod, contents: Contents, node: Any) -> torch.Tensor:

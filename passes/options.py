@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -46,7 +47,9 @@ class ExportOptions:
     planning_effort: Literal["fast", "default", "max"] = "default"
     reorder: bool = True
     memory_budget: int | None = None
-    weights: Literal["embed", "external", "reference"] = "embed"
+    weights: Literal["embed", "external", "reference", "none"] = "embed"
+    weights_files: tuple[Path, ...] = ()
+    """Safetensors files, or folders of them, for ``reference``."""
     pipeline: tuple[str, ...] | None = None
     """Pass names in order; None takes the built-in order."""
     pass_options: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])

@@ -13,7 +13,7 @@ from .narrow import is_list
 
 DTYPES = ("float32", "bfloat16", "float16")
 EFFORTS = ("fast", "default", "max")
-WEIGHTS = ("embed", "external", "reference")
+WEIGHTS = ("embed", "external", "reference", "none")
 LOCATIONS = ("host", "device")
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power

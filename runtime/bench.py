@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,13 +74,16 @@ def measure(
     cold_start: bool = True,
     allow_torch_ops: bool = False,
     page: Path | None = None,
+    weights: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Load an artifact, measure one method, give `BenchResult.document`; ``page`` is HTML to write."""
     from .start import load
 
-    cold: dict[str, float] = measure_cold_start(artifact, method, inputs, device) if cold_start else {}
+    cold: dict[str, float] = (
+        measure_cold_start(artifact, method, inputs, device, weights) if cold_start else {}
+    )
     free_before = _free_memory(device)
-    with load(artifact, device=device, allow_torch_ops=allow_torch_ops) as program:
+    with load(artifact, device=device, allow_torch_ops=allow_torch_ops, weights=weights) as program:
         placed = place_inputs(program, program.method(method), inputs)
         result = bench(program, program.method(method), placed, repeat, warmup, free_before)
     document = {**result.document(), "cold_start_s": cold}
@@ -213,7 +216,11 @@ def _free_memory(device: str | None) -> int | None:
 
 
 def measure_cold_start(
-    artifact: Path, method: str, inputs: Mapping[str, Any], device: str | None
+    artifact: Path,
+    method: str,
+    inputs: Mapping[str, Any],
+    device: str | None,
+    weights: Sequence[Path] = (),
 ) -> dict[str, float]:
     """Seconds from the start of a fresh process to the end of ``import``, ``load`` and ``first_result``.
 
@@ -231,7 +238,8 @@ def measure_cold_start(
             arrays[f"{name}:{dtype}" if raw is not None else name] = value if raw is None else raw
         np.savez(file, **arrays)
         command = [sys.executable, "-m", __name__, str(artifact), method, str(file), device or ""]
-        done = subprocess.run([*command, repr(time.time())], capture_output=True, text=True, check=False)
+        command += [repr(time.time()), *map(str, weights)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         raise ExecutionError("the cold start failed", why=lines[-1] if lines else f"exit {done.returncode}")
@@ -239,7 +247,7 @@ def measure_cold_start(
     return seconds
 
 
-def _fresh_process(artifact: str, method: str, inputs: str, device: str, started: str) -> None:
+def _fresh_process(artifact: str, method: str, inputs: str, device: str, started: str, *weights: str) -> None:
     begin, marks = float(started), dict[str, float]()
 
     def mark(name: str) -> None:
@@ -248,7 +256,7 @@ def _fresh_process(artifact: str, method: str, inputs: str, device: str, started
     from . import load  # what a user's program does
 
     mark("import")
-    program = load(artifact, device=device or None)
+    program = load(artifact, device=device or None, weights=weights)
     mark("load")
     called = program.method(method)
     called.run(place_inputs(program, called, _read_inputs(inputs)))
@@ -271,4 +279,4 @@ def _read_inputs(path: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    _fresh_process(*sys.argv[1:6])
+    _fresh_process(*sys.argv[1:])

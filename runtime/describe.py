@@ -34,7 +34,7 @@ from .program import (
 
 SCHEMA = 1
 Document = dict[str, Any]
-LOCATIONS = ("embed", "external", "reference")
+LOCATIONS = ("embed", "external", "reference", "none")
 
 
 def describe(artifact: Artifact, *, sha256: bool = True) -> Document:

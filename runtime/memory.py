@@ -87,8 +87,8 @@ def constant_addresses(
     addresses: dict[tuple[Device, str], int] = {}
     for device in sorted({device for device, _ in needed}):
         wanted = {digest: constant for (slot, digest), constant in needed.items() if slot == device}
-        for constant in wanted.values():
-            _check_constant(constant, constants)
+        for constant in wanted.values() if device == CPU else ():
+            _bytes_of(constant, constants)
         if device == CPU:
             mapped = {digest: _address_of(constants[digest]) for digest in wanted}
             addresses |= {(CPU, digest): at for digest, at in mapped.items() if at % 64 == 0}
@@ -96,8 +96,9 @@ def constant_addresses(
         base, at = allocator.allocate(device, sum(align(c.nbytes) for c in wanted.values())), 0
         for digest, constant in wanted.items():
             addresses[device, digest] = base + at
+            data = _bytes_of(constant, constants)
             if constant.nbytes:
-                allocator.backends[device].upload(base + at, constants[digest])
+                allocator.backends[device].upload(base + at, data)
             at += align(constant.nbytes)
     return addresses
 
@@ -119,12 +120,15 @@ def _needed_constants(planned: PlannedProgram) -> dict[tuple[Device, str], Const
     return needed
 
 
-def _check_constant(constant: Constant, constants: Constants) -> None:
+def _bytes_of(constant: Constant, constants: Constants) -> memoryview:
     if constant.digest not in constants:
         raise ArtifactError(f"the bytes of constant `{constant.name}` are missing")
-    if constants[constant.digest].nbytes != constant.nbytes:
-        got = constants[constant.digest].nbytes
-        raise ArtifactError(f"constant `{constant.name}` has {got} bytes instead of {constant.nbytes}")
+    data = constants[constant.digest]
+    if data.nbytes != constant.nbytes:
+        raise ArtifactError(
+            f"constant `{constant.name}` has {data.nbytes} bytes instead of {constant.nbytes}"
+        )
+    return data
 
 
 def constants_nbytes(planned: PlannedProgram) -> int:

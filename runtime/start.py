@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ def load(
     scrub: bool = False,
     notify: Callable[[str], None] | None = None,
     tuning: str | Path | None = None,
+    weights: Sequence[str | Path] = (),
 ) -> LoadedProgram:
     """Read, check and load an artifact.
 
@@ -36,6 +37,7 @@ def load(
         poison: on the emulator, overwrite every storage when its live range ends (for tests of plans).
         tuning: a file that `devplan tune` wrote; not used on another GPU or with another library, as
             ``notify`` is told.
+        weights: safetensors files, or folders of them, for an artifact that was exported without its weights.
         scrub: fill the arenas with 0xFF (a NaN in every floating type) before each call, to show that nothing
             is read that the call did not write; always on the emulator.
         notify: told what a person should know, one line each; by default a `UserWarning`.
@@ -43,7 +45,8 @@ def load(
     Raises:
         ArtifactError: the file is missing, damaged or foreign.
         DeviceError: no such device, or no code for it.
-        UsageError: an unknown device name, or operators that need torch and are not allowed to.
+        UsageError: an unknown device name, operators that need torch and are not allowed to, or weights that
+            are not the program's.
     """
     wants_cuda = device is None or device.partition(":")[0] == "cuda"
     if wants_cuda:
@@ -52,7 +55,7 @@ def load(
         warm.begin_driver()
     from .artifact import read
 
-    artifact = read(Path(path))
+    artifact = read(Path(path), weights=[Path(file) for file in weights])
     if wants_cuda:
         _warm_up(artifact.planned, device, device_map)
     from .loading import load_planned

@@ -9,6 +9,7 @@ import sympy
 import torch
 import torch.utils._pytree as pytree
 from torch._decomp import core_aten_decompositions
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.printers import PythonPrinter
@@ -16,6 +17,7 @@ from torch.utils._sympy.printers import PythonPrinter
 __all__ = [
     "core_decompositions",
     "depends_on_data",
+    "fake_mode",
     "is_composite",
     "is_higher_order",
     "make_fx",
@@ -38,6 +40,11 @@ def depends_on_data(extent: torch.SymInt) -> bool:
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """Operator -> how core ATen spells it."""
     return dict(core_aten_decompositions())
+
+
+def fake_mode() -> FakeTensorMode:
+    """Where tensors have shapes and no values."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from ..errors import ArtifactError
-from .layout import Blob, DataFile
+from ..errors import ArtifactError, UsageError
+from ..program import CPU, Program
+from ..safetensors import all_tensors, open_safetensors, weight_files
+from .layout import GIVEN, Blob, DataFile
 
 
-def open_data_file(file: DataFile, blobs: Sequence[Blob], folders: Sequence[Path]) -> memoryview:
-    """Map the file; ArtifactError when it is missing, or not the one that the artifact was written with.
+def open_data_file(file: DataFile, blobs: Sequence[Blob], folders: Sequence[Path]) -> tuple[Path, memoryview]:
+    """Find and map the file; ArtifactError when it is missing, or not the one that it was exported with.
 
     Compared are its size and its head; the constants' bytes are compared on request only, like embedded ones.
     """
@@ -37,7 +39,38 @@ def open_data_file(file: DataFile, blobs: Sequence[Blob], folders: Sequence[Path
             else "it differs",
             hint="export the model again",
         )
-    return data
+    return path, data
+
+
+def made_constants(
+    program: Program,
+    blobs: Sequence[Blob],
+    windows: Mapping[str, memoryview],
+    listed: Sequence[Path],
+    given: Sequence[Path],
+) -> Mapping[str, memoryview]:
+    """All constants: windows into files, and what recipes make of the files listed or given.
+
+    Raises:
+        UsageError: weights are given to an artifact that has its own, or they are not those it needs.
+        ArtifactError: a file is no safetensors file.
+    """
+    wanted = [blob for blob in blobs if blob.recipe is not None and blob.location == GIVEN]
+    if given and not wanted:
+        raise UsageError("the artifact has its weights", hint="leave `--weights` away")
+    recipes = {blob.digest: blob.recipe for blob in blobs if blob.recipe is not None}
+    if not recipes:
+        return windows
+    from ..supply import Constants, Supply  # NumPy, which reading an artifact does without
+
+    paths = weight_files(given) if wanted else listed
+    fitted: Supply | None = None
+    if paths:
+        label = ", ".join(path.name for path in (given if wanted else listed))
+        tensors = all_tensors([open_safetensors(path) for path in paths])
+        fitted = Supply.fitted(label, tensors, list(recipes.values()))
+    on_host = frozenset(constant.digest for constant in program.constants if constant.device == CPU)
+    return Constants(windows, recipes, fitted, on_host)
 
 
 def _find(name: PurePosixPath, folders: Sequence[Path]) -> Path:

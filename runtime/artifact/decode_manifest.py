@@ -28,6 +28,7 @@ from ..program import (
     Symbol,
     Value,
 )
+from ..recipes import Part, Recipe
 from .decode import (
     ALIAS_KINDS,
     ARENA_KINDS,
@@ -88,9 +89,23 @@ def decode_blobs(table: fb.ManifestT) -> tuple[Blob, ...]:
             item.location,
             item.file or "",
             item.key or "",
+            _recipe(item) if item.parts else None,
         )
         for item in table.blobs or ()
     )
+
+
+def _recipe(item: fb.BlobT) -> Recipe:
+    parts = tuple(
+        Part(tuple(name or "" for name in part.names or ()), tuple(part.shape or ()))
+        for part in item.parts or ()
+    )
+    made = Recipe(parts, dtype(item.scalarType), tuple(item.shape or ()), tuple(item.strides or ()))
+    if len(made.shape) != len(made.strides) or made.nbytes != item.nbytes or not made.is_sound:
+        raise ArtifactError(
+            "the manifest is damaged", why=f"the recipe of `{parts[0].names}` contradicts itself"
+        )
+    return made
 
 
 def decode_files(table: fb.ManifestT) -> tuple[DataFile, ...]:

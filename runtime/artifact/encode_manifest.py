@@ -22,6 +22,7 @@ from ..program import (
     Storage,
     Value,
 )
+from ..recipes import Part
 from .encode import (
     ALIAS_KINDS,
     ARENA_KINDS,
@@ -70,6 +71,16 @@ def _blob(blob: Blob) -> fb.BlobT:
     table = fb.BlobT()
     table.digest, table.nbytes = bytes.fromhex(blob.digest), blob.nbytes
     table.location, table.offset, table.file, table.key = blob.location, blob.offset, blob.file, blob.key
+    if blob.recipe is not None:
+        table.parts = [_part(part) for part in blob.recipe.parts]
+        table.scalarType = blob.recipe.dtype.scalar_type
+        table.shape, table.strides = list(blob.recipe.shape), list(blob.recipe.strides)
+    return table
+
+
+def _part(part: Part) -> fb.PartT:
+    table = fb.PartT()
+    table.names, table.shape = list(part.names), list(part.shape)
     return table
 
 

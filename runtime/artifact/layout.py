@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..program import Program
+from ..recipes import Recipe
 
 FORMAT_VERSION = 1
 """Of the manifest and the delegates' blobs, in the order of their making:
@@ -33,6 +34,8 @@ MANIFEST_KEY = "devplan.manifest"
 SEAL_KEY = "devplan.seal"
 CODE_KEY = "devplan.code."
 BACKEND_ID = "DevplanBackend"
+EMBEDDED, EXTERNAL, REFERENCE, GIVEN = range(4)
+"""Where constants' bytes are: `Blob.location`."""
 
 
 def align(nbytes: int, alignment: int = ALIGNMENT) -> int:
@@ -48,9 +51,12 @@ class Blob:
     nbytes: int
     offset: int
     location: int = 0
-    """0 embedded, 1 in a data file of ours beside the artifact, 2 in a file that was there before."""
+    """Embedded, in a data file of ours beside the artifact, in a file that was there before, or in files that
+    whoever loads the artifact gives."""
     file: str = ""
     key: str = ""
+    recipe: Recipe | None = None
+    """How the bytes are made of what files hold, where they are not there as they are."""
 
 
 def contents(program: Program) -> Iterator[tuple[str, int]]:

@@ -19,7 +19,7 @@ from ..errors import ArtifactError
 from ..program import PlannedProgram
 from . import decode_manifest
 from .agreement import verify_agreement
-from .data_files import open_data_file
+from .data_files import made_constants, open_data_file
 from .generated.devplan_layout import LAYOUT as DEVPLAN
 from .generated.program_layout import LAYOUT as ET12
 from .layout import (
@@ -27,6 +27,7 @@ from .layout import (
     BACKEND_ID,
     CODE_KEY,
     FORMAT_VERSION,
+    GIVEN,
     HEADER,
     HEADER_MAGIC,
     MAGIC,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from .generated import program_generated as fb
 
 EXPORT_AGAIN = "export the model again"
-LOCATIONS = range(3)
+LOCATIONS = range(4)
 
 
 @dataclass(frozen=True)
@@ -74,25 +75,29 @@ class Artifact:
 
     def verify_constants(self) -> None:
         """Read every constant and compare it with its digest; ArtifactError for the first that differs."""
+        unknown = {blob.digest for blob in self.blobs if blob.location == GIVEN}
         for digest, data in self.constants.items():
-            if hashlib.sha256(data).hexdigest() != digest:
+            if digest not in unknown and hashlib.sha256(data).hexdigest() != digest:
                 raise ArtifactError(f"constant {digest} of `{self.path}` is damaged", hint=EXPORT_AGAIN)
 
 
-def read(path: Path, *, folders: Sequence[Path] = ()) -> Artifact:
+def read(path: Path, *, folders: Sequence[Path] = (), weights: Sequence[Path] = ()) -> Artifact:
     """Map and check an artifact, and the files that constants of it are in.
 
     Args:
         path: the artifact.
         folders: where to look for those files, after the artifact's own folder.
+        weights: safetensors files, or folders of them, for an artifact without its weights. Without them it
+            can be looked into, but not loaded.
 
     Raises:
+        UsageError: the weights are not those of the program, or it has its own.
         ArtifactError: the file is missing, damaged, truncated, of another version, or not an artifact. The
             bytes of constants are not looked at; see `Artifact.verify_constants`.
     """
     try:
         data = _mapped(path)
-        return _read(path, data, [path.parent, *folders])
+        return _read(path, data, [path.parent, *folders], weights)
     except ArtifactError as error:
         raise ArtifactError(f"`{path.name}`: {error.what}", why=error.why, hint=error.hint) from None
 
@@ -107,7 +112,7 @@ def _mapped(path: Path) -> memoryview:
         raise ArtifactError("cannot be read", why=error.strerror or str(error)) from None
 
 
-def _read(path: Path, data: memoryview, folders: Sequence[Path]) -> Artifact:
+def _read(path: Path, data: memoryview, folders: Sequence[Path], weights: Sequence[Path]) -> Artifact:
     table_nbytes, base = _header(data)
     begin, end = _seal(data, base)
     root = int.from_bytes(data[:4], "little")
@@ -129,12 +134,13 @@ def _read(path: Path, data: memoryview, folders: Sequence[Path]) -> Artifact:
     files = {
         file.name: open_data_file(file, blobs, folders) for file in decode_manifest.decode_files(manifest)
     }
-    windows = {blob.digest: _window(blob, constants, files) for blob in blobs}
+    windows = {blob.digest: _window(blob, constants, files) for blob in blobs if blob.recipe is None}
     delegates = _Delegates(program, segments)
     planned = decode_manifest.program(manifest, delegates.region, _codes(named))
     verify(planned)
     verify_agreement(planned, blobs, program, delegates.regions)
-    return Artifact(path, planned, windows, constants, blobs, len(data), manifest.producer or "")
+    made = made_constants(planned.program, blobs, windows, [path for path, _ in files.values()], weights)
+    return Artifact(path, planned, made, constants, blobs, len(data), manifest.producer or "")
 
 
 def _header(data: memoryview) -> tuple[int, int]:
@@ -211,11 +217,11 @@ def _verify_digests(blobs: Sequence[Blob]) -> None:
         raise ArtifactError("the manifest is damaged", why="a constant has no SHA-256")
 
 
-def _window(blob: Blob, constants: memoryview, files: Mapping[str, memoryview]) -> memoryview:
+def _window(blob: Blob, constants: memoryview, files: Mapping[str, tuple[Path, memoryview]]) -> memoryview:
     """The constant's bytes; embedded ones are aligned."""
     if blob.location not in LOCATIONS or (blob.location != 0 and blob.file not in files):
         raise ArtifactError("the manifest is damaged", why=f"constant {blob.digest} is nowhere")
-    home = constants if blob.location == 0 else files[blob.file]
+    home = constants if blob.location == 0 else files[blob.file][1]
     is_aligned = blob.location != 0 or blob.offset % ALIGNMENT == 0
     if not is_aligned or blob.offset + blob.nbytes > len(home):
         raise ArtifactError("the manifest is damaged", why=f"constant {blob.digest} lies outside its place")

@@ -1,4 +1,4 @@
-"""Where constants' bytes go: into the artifact, into a data file beside it, or nowhere since a file has them.
+"""Where constants' bytes go: into the artifact, a data file beside it, or nowhere since a file has them.
 
 The data file is an FT01 container (`.ptd`) with every constant under its name. Its own name carries a digest
 of its contents, so that writing a new one never touches the one that an older artifact needs.
@@ -7,23 +7,38 @@ of its contents, so that writing a new one never touches the one that an older a
 from __future__ import annotations
 
 import hashlib
-import json
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import flatbuffers
 
 from ..errors import ArtifactError
 from ..program import Constant, Program
+from ..recipes import Recipe
+from ..safetensors import SafetensorsFile, all_tensors, open_safetensors
+from ..supply import Supply
 from .generated import data_generated as fb
-from .layout import DATA_HEADER, DATA_HEADER_MAGIC, Blob, DataFile, Segment, align, contents, place_segments
+from .layout import (
+    DATA_HEADER,
+    DATA_HEADER_MAGIC,
+    EMBEDDED,
+    EXTERNAL,
+    GIVEN,
+    REFERENCE,
+    Blob,
+    DataFile,
+    Segment,
+    align,
+    contents,
+    place_segments,
+)
 from .views import dim_order
 
-Weights = Literal["embed", "external", "reference"]
-EMBEDDED, EXTERNAL, REFERENCE = range(3)
+Weights = Literal["embed", "external", "reference", "none"]
+
+NO_RECIPES: Mapping[str, Recipe] = {}
 
 
 @dataclass(frozen=True)
@@ -36,12 +51,21 @@ class Placement:
     """What the data file begins with, when one must be written."""
 
 
-def place(program: Program, weights: Weights, path: Path, files: Sequence[Path] = ()) -> Placement:
+def place(
+    program: Program,
+    weights: Weights,
+    path: Path,
+    files: Sequence[Path] = (),
+    recipes: Mapping[str, Recipe] = NO_RECIPES,
+) -> Placement:
     """Decide for every unique constant where its bytes are.
 
     Initial values of state and empty constants are always embedded; with ``reference`` so is what no
-    safetensors file of ``files`` holds byte by byte. ArtifactError when such a file is not one.
+    safetensors file of ``files`` holds byte by byte, and no recipe makes of what they hold. With ``none``
+    all but what recipes make is embedded. ArtifactError when a file is no safetensors file.
     """
+    if weights == "none":
+        return _given(program, recipes)
     if weights == "embed":
         return Placement(_in_order(program, {}))
     initial = {state.initial for state in program.state}
@@ -49,7 +73,7 @@ def place(program: Program, weights: Weights, path: Path, files: Sequence[Path] 
     wanted = {digest: nbytes for digest, nbytes in wanted.items() if digest not in initial}
     if weights == "external":
         return _external(program, wanted, path) if wanted else Placement(_in_order(program, {}))
-    return _reference(program, wanted, path, files)
+    return _reference(program, wanted, path, files, recipes)
 
 
 def _in_order(program: Program, outside: Mapping[str, Blob]) -> tuple[Blob, ...]:
@@ -115,28 +139,54 @@ def _data_head(constants: Sequence[Constant], segments: Mapping[str, Segment]) -
     return head.ljust(base, b"\0")
 
 
-def _reference(program: Program, wanted: Mapping[str, int], path: Path, files: Sequence[Path]) -> Placement:
+def _reference(
+    program: Program,
+    wanted: Mapping[str, int],
+    path: Path,
+    files: Sequence[Path],
+    recipes: Mapping[str, Recipe],
+) -> Placement:
     outside: dict[str, Blob] = {}
-    heads: dict[str, tuple[int, bytes]] = {}
+    opened: dict[str, SafetensorsFile] = {}
+    sizes = set(wanted.values())
     for file in files:
         name = _stored_name(file, path.parent)
-        if name in heads:
+        if name in opened:
             raise ArtifactError(f"two weight files are called `{name}`", hint="put them beside the artifact")
-        with _Safetensors(file) as tensors:
-            heads[name] = (tensors.nbytes, tensors.head)
-            for key, offset, data in tensors:
-                if data.nbytes in wanted.values():
-                    digest = hashlib.sha256(data).hexdigest()
-                    if digest in wanted and digest not in outside:
-                        outside[digest] = Blob(digest, data.nbytes, offset, REFERENCE, name, key)
+        opened[name] = open_safetensors(file)
+        for stored in opened[name].tensors.values():
+            digest = stored.digest() if stored.nbytes in sizes else ""
+            if digest in wanted and digest not in outside:
+                outside[digest] = Blob(digest, stored.nbytes, stored.offset, REFERENCE, name, stored.name)
+    made = {
+        digest: recipe for digest, recipe in recipes.items() if digest in wanted and digest not in outside
+    }
+    supply = Supply.fitted("the weight files", all_tensors(list(opened.values())), list(made.values()))
+    for digest, recipe in made.items():
+        first = next(supply.find(part) for part in recipe.parts if part.names)
+        home = next(name for name, file in opened.items() if first in file.tensors.values())
+        outside[digest] = Blob(digest, recipe.nbytes, 0, REFERENCE, home, recipe=recipe)
     blobs = _in_order(program, outside)
-    held = {name: [blob.digest for blob in blobs if blob.file == name] for name in heads}
-    data_files = tuple(
-        DataFile(name, nbytes, len(head), head_digest(head, iter(held[name])))
-        for name, (nbytes, head) in heads.items()
-        if held[name]
+    held = {name: [blob.digest for blob in blobs if blob.file == name] for name in opened}
+    needed = {name for name in opened if held[name] or made}
+    return Placement(
+        blobs,
+        tuple(
+            DataFile(name, file.nbytes, len(file.head), head_digest(file.head, iter(held[name])))
+            for name, file in opened.items()
+            if name in needed
+        ),
     )
-    return Placement(blobs, data_files)
+
+
+def _given(program: Program, recipes: Mapping[str, Recipe]) -> Placement:
+    constants = {constant.digest for constant in program.constants}
+    outside = {
+        digest: Blob(digest, recipe.nbytes, 0, GIVEN, key=recipe.parts[0].names[0], recipe=recipe)
+        for digest, recipe in recipes.items()
+        if digest in constants
+    }
+    return Placement(_in_order(program, outside))
 
 
 def _stored_name(file: Path, folder: Path) -> str:
@@ -145,45 +195,6 @@ def _stored_name(file: Path, folder: Path) -> str:
         return file.resolve().relative_to(folder.resolve()).as_posix()
     except ValueError:
         return file.name
-
-
-class _Safetensors:
-    """The tensors of a safetensors file: eight bytes of length, a JSON header, the bytes."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> _Safetensors:
-        try:
-            with self._path.open("rb") as file:
-                self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError) as error:
-            raise ArtifactError(f"weight file `{self._path}` cannot be read", why=str(error)) from None
-        self.nbytes = len(self._data)
-        self._begin = 8 + int.from_bytes(self._data[:8], "little")
-        self.head = bytes(self._data[: min(self._begin, self.nbytes)])
-        try:
-            header: Any = json.loads(self.head[8:])
-            self._entries = [
-                (str(key), *cast("tuple[int, int]", tuple(entry["data_offsets"])))
-                for key, entry in header.items()
-                if key != "__metadata__"
-            ]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArtifactError(
-                f"weight file `{self._path}` is no safetensors file", why=str(error)
-            ) from None
-        return self
-
-    def __iter__(self) -> Iterator[tuple[str, int, memoryview]]:
-        """(name, offset in the file, bytes), in the header's order."""
-        for key, begin, end in self._entries:
-            if not 0 <= begin <= end <= self.nbytes - self._begin:
-                raise ArtifactError(f"weight file `{self._path}` is damaged", why=f"`{key}` lies outside")
-            yield key, self._begin + begin, self._data[self._begin + begin : self._begin + end]
-
-    def __exit__(self, *rest: object) -> None:
-        self._data.release()
 
 
 def embedded(blobs: Sequence[Blob]) -> tuple[Blob, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..errors import ArtifactError
 from ..program import PlannedProgram
+from ..recipes import Recipe
 from .atomic import AtomicFile, BytesLike
 from .encode import packed, region
 from .encode_manifest import code_digest, manifest
@@ -19,6 +20,7 @@ from .layout import (
     HEADER,
     HEADER_MAGIC,
     MANIFEST_KEY,
+    REFERENCE,
     SEAL,
     SEAL_KEY,
     SEAL_MAGIC,
@@ -29,7 +31,7 @@ from .layout import (
 from .runs import steps
 from .verify import verify
 from .views import constant_table
-from .weights import REFERENCE, Placement, Weights, embedded, external, place
+from .weights import NO_RECIPES, Placement, Weights, embedded, external, place
 
 ConstantSource = Mapping[str, Callable[[], BytesLike]]
 """By digest, a function that gives the constant's bytes. Called once per digest, while it is written."""
@@ -55,6 +57,7 @@ def write(
     producer: str = "",
     weights: Weights = "embed",
     files: Sequence[Path] = (),
+    recipes: Mapping[str, Recipe] = NO_RECIPES,
     check: Callable[[Path], None] | None = None,
 ) -> WrittenFile:
     """Write to a nameless file beside ``path``, then name it so: the old file, or the whole new one.
@@ -65,8 +68,10 @@ def write(
         constants: the bytes by digest; each is hashed while it is written.
         producer: devplan's version; by default the installed one.
         weights: ``embed``; or ``external``, into `STEM.DIGEST.ptd` beside it, which is there first; or
-            ``reference``, where constants that a file of ``files`` holds as they are stay there.
+            ``reference``, where constants that a file of ``files`` holds, or can be made of what it holds,
+            stay there; or ``none``, where recipes make them of files that are given at load.
         files: safetensors files, for ``reference``.
+        recipes: how constants are made of such files, by digest.
         check: called with the finished file before it takes its name; if it raises, nothing is written.
 
     Raises:
@@ -75,9 +80,9 @@ def write(
         OSError: the folder is missing, not writable or full.
     """
     verify(planned)
-    placed = place(planned.program, weights, path, files)
+    placed = place(planned.program, weights, path, files, recipes)
     missing = [
-        blob.digest for blob in placed.blobs if blob.location != REFERENCE and blob.digest not in constants
+        blob.digest for blob in placed.blobs if blob.location < REFERENCE and blob.digest not in constants
     ]
     if missing:
         raise ArtifactError(f"the bytes of {len(missing)} constants are missing", why=f"first: {missing[0]}")

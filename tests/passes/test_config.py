@@ -117,6 +117,7 @@ def test_one_file_can_say_everything(write) -> None:
         reorder=False,
         memory_budget=2 << 30,
         weights="reference",
+        weights_files=(Path("w.safetensors"),),
         pipeline=("place-operators", "insert-copies"),
         pass_options={"insert-copies": {"share_inputs": False}},
         jobs=2,

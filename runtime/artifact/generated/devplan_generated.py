@@ -49,6 +49,7 @@ class Location(object):
     EMBEDDED = 0
     EXTERNAL = 1
     REFERENCE = 2
+    GIVEN = 3
 
 
 class ArgumentKind(object):
@@ -4403,6 +4404,145 @@ class KernelT(object):
         return kernel
 
 
+class Part(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = Part()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsPart(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    # Part
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # Part
+    def Names(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.String(a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 4))
+        return ""
+
+    # Part
+    def NamesLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Part
+    def NamesIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        return o == 0
+
+    # Part
+    def Shape(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # Part
+    def ShapeAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # Part
+    def ShapeLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Part
+    def ShapeIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        return o == 0
+
+def PartStart(builder): builder.StartObject(2)
+def PartAddNames(builder, names): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(names), 0)
+def PartStartNamesVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def PartAddShape(builder, shape): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(shape), 0)
+def PartStartShapeVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def PartEnd(builder): return builder.EndObject()
+
+try:
+    from typing import List
+except:
+    pass
+
+class PartT(object):
+
+    # PartT
+    def __init__(self):
+        self.names = None  # type: List[str]
+        self.shape = None  # type: List[int]
+
+    @classmethod
+    def InitFromBuf(cls, buf, pos):
+        part = Part()
+        part.Init(buf, pos)
+        return cls.InitFromObj(part)
+
+    @classmethod
+    def InitFromObj(cls, part):
+        x = PartT()
+        x._UnPack(part)
+        return x
+
+    # PartT
+    def _UnPack(self, part):
+        if part is None:
+            return
+        if not part.NamesIsNone():
+            self.names = []
+            for i in range(part.NamesLength()):
+                self.names.append(part.Names(i))
+        if not part.ShapeIsNone():
+            if np is None:
+                self.shape = []
+                for i in range(part.ShapeLength()):
+                    self.shape.append(part.Shape(i))
+            else:
+                self.shape = part.ShapeAsNumpy()
+
+    # PartT
+    def Pack(self, builder):
+        if self.names is not None:
+            nameslist = []
+            for i in range(len(self.names)):
+                nameslist.append(builder.CreateString(self.names[i]))
+            PartStartNamesVector(builder, len(self.names))
+            for i in reversed(range(len(self.names))):
+                builder.PrependUOffsetTRelative(nameslist[i])
+            names = builder.EndVector()
+        if self.shape is not None:
+            if np is not None and type(self.shape) is np.ndarray:
+                shape = builder.CreateNumpyVector(self.shape)
+            else:
+                PartStartShapeVector(builder, len(self.shape))
+                for i in reversed(range(len(self.shape))):
+                    builder.PrependInt64(self.shape[i])
+                shape = builder.EndVector()
+        PartStart(builder)
+        if self.names is not None:
+            PartAddNames(builder, names)
+        if self.shape is not None:
+            PartAddShape(builder, shape)
+        part = PartEnd(builder)
+        return part
+
+
 class Blob(object):
     __slots__ = ['_tab']
 
@@ -4483,7 +4623,92 @@ class Blob(object):
             return self._tab.String(o + self._tab.Pos)
         return None
 
-def BlobStart(builder): builder.StartObject(6)
+    # Blob
+    def Parts(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = Part()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Blob
+    def PartsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Blob
+    def PartsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        return o == 0
+
+    # Blob
+    def ScalarType(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(18))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, o + self._tab.Pos)
+        return 0
+
+    # Blob
+    def Shape(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # Blob
+    def ShapeAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # Blob
+    def ShapeLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Blob
+    def ShapeIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))
+        return o == 0
+
+    # Blob
+    def Strides(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # Blob
+    def StridesAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Int64Flags, o)
+        return 0
+
+    # Blob
+    def StridesLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Blob
+    def StridesIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        return o == 0
+
+def BlobStart(builder): builder.StartObject(10)
 def BlobAddDigest(builder, digest): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(digest), 0)
 def BlobStartDigestVector(builder, numElems): return builder.StartVector(1, numElems, 1)
 def BlobAddNbytes(builder, nbytes): builder.PrependUint64Slot(1, nbytes, 0)
@@ -4491,6 +4716,13 @@ def BlobAddLocation(builder, location): builder.PrependUint8Slot(2, location, 0)
 def BlobAddOffset(builder, offset): builder.PrependUint64Slot(3, offset, 0)
 def BlobAddFile(builder, file): builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(file), 0)
 def BlobAddKey(builder, key): builder.PrependUOffsetTRelativeSlot(5, flatbuffers.number_types.UOffsetTFlags.py_type(key), 0)
+def BlobAddParts(builder, parts): builder.PrependUOffsetTRelativeSlot(6, flatbuffers.number_types.UOffsetTFlags.py_type(parts), 0)
+def BlobStartPartsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def BlobAddScalarType(builder, scalarType): builder.PrependUint8Slot(7, scalarType, 0)
+def BlobAddShape(builder, shape): builder.PrependUOffsetTRelativeSlot(8, flatbuffers.number_types.UOffsetTFlags.py_type(shape), 0)
+def BlobStartShapeVector(builder, numElems): return builder.StartVector(8, numElems, 8)
+def BlobAddStrides(builder, strides): builder.PrependUOffsetTRelativeSlot(9, flatbuffers.number_types.UOffsetTFlags.py_type(strides), 0)
+def BlobStartStridesVector(builder, numElems): return builder.StartVector(8, numElems, 8)
 def BlobEnd(builder): return builder.EndObject()
 
 try:
@@ -4508,6 +4740,10 @@ class BlobT(object):
         self.offset = 0  # type: int
         self.file = None  # type: str
         self.key = None  # type: str
+        self.parts = None  # type: List[PartT]
+        self.scalarType = 0  # type: int
+        self.shape = None  # type: List[int]
+        self.strides = None  # type: List[int]
 
     @classmethod
     def InitFromBuf(cls, buf, pos):
@@ -4537,6 +4773,29 @@ class BlobT(object):
         self.offset = blob.Offset()
         self.file = blob.File()
         self.key = blob.Key()
+        if not blob.PartsIsNone():
+            self.parts = []
+            for i in range(blob.PartsLength()):
+                if blob.Parts(i) is None:
+                    self.parts.append(None)
+                else:
+                    part_ = PartT.InitFromObj(blob.Parts(i))
+                    self.parts.append(part_)
+        self.scalarType = blob.ScalarType()
+        if not blob.ShapeIsNone():
+            if np is None:
+                self.shape = []
+                for i in range(blob.ShapeLength()):
+                    self.shape.append(blob.Shape(i))
+            else:
+                self.shape = blob.ShapeAsNumpy()
+        if not blob.StridesIsNone():
+            if np is None:
+                self.strides = []
+                for i in range(blob.StridesLength()):
+                    self.strides.append(blob.Strides(i))
+            else:
+                self.strides = blob.StridesAsNumpy()
 
     # BlobT
     def Pack(self, builder):
@@ -4552,6 +4811,30 @@ class BlobT(object):
             file = builder.CreateString(self.file)
         if self.key is not None:
             key = builder.CreateString(self.key)
+        if self.parts is not None:
+            partslist = []
+            for i in range(len(self.parts)):
+                partslist.append(self.parts[i].Pack(builder))
+            BlobStartPartsVector(builder, len(self.parts))
+            for i in reversed(range(len(self.parts))):
+                builder.PrependUOffsetTRelative(partslist[i])
+            parts = builder.EndVector()
+        if self.shape is not None:
+            if np is not None and type(self.shape) is np.ndarray:
+                shape = builder.CreateNumpyVector(self.shape)
+            else:
+                BlobStartShapeVector(builder, len(self.shape))
+                for i in reversed(range(len(self.shape))):
+                    builder.PrependInt64(self.shape[i])
+                shape = builder.EndVector()
+        if self.strides is not None:
+            if np is not None and type(self.strides) is np.ndarray:
+                strides = builder.CreateNumpyVector(self.strides)
+            else:
+                BlobStartStridesVector(builder, len(self.strides))
+                for i in reversed(range(len(self.strides))):
+                    builder.PrependInt64(self.strides[i])
+                strides = builder.EndVector()
         BlobStart(builder)
         if self.digest is not None:
             BlobAddDigest(builder, digest)
@@ -4562,6 +4845,13 @@ class BlobT(object):
             BlobAddFile(builder, file)
         if self.key is not None:
             BlobAddKey(builder, key)
+        if self.parts is not None:
+            BlobAddParts(builder, parts)
+        BlobAddScalarType(builder, self.scalarType)
+        if self.shape is not None:
+            BlobAddShape(builder, shape)
+        if self.strides is not None:
+            BlobAddStrides(builder, strides)
         blob = BlobEnd(builder)
         return blob
 

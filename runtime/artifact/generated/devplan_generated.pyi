@@ -39,6 +39,7 @@ class Location:
     EMBEDDED: int
     EXTERNAL: int
     REFERENCE: int
+    GIVEN: int
 
 class ArgumentKind:
     NONE: int
@@ -299,6 +300,12 @@ class KernelT:
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...
 
+class PartT:
+    names: list[str] | None
+    shape: list[int] | None
+    def __init__(self) -> None: ...
+    def Pack(self, builder: Builder) -> int: ...
+
 class BlobT:
     digest: bytes | list[int] | None
     nbytes: int
@@ -306,6 +313,10 @@ class BlobT:
     offset: int
     file: str | None
     key: str | None
+    parts: list[PartT] | None
+    scalarType: int
+    shape: list[int] | None
+    strides: list[int] | None
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...
 

@@ -193,6 +193,10 @@ LAYOUT = Layout(
             ('numWarps', 'scalar', 'I', 4),
             ('numStages', 'scalar', 'I', 1),
         ),
+        'Part': (
+            ('names', 'strings', 'string', 0),
+            ('shape', 'scalars', 'q', 0),
+        ),
         'Blob': (
             ('digest', 'scalars', 'B', 0),
             ('nbytes', 'scalar', 'Q', 0),
@@ -200,6 +204,10 @@ LAYOUT = Layout(
             ('offset', 'scalar', 'Q', 0),
             ('file', 'string', 'string', 0),
             ('key', 'string', 'string', 0),
+            ('parts', 'tables', 'Part', 0),
+            ('scalarType', 'scalar', 'B', 0),
+            ('shape', 'scalars', 'q', 0),
+            ('strides', 'scalars', 'q', 0),
         ),
         'DataFile': (
             ('name', 'string', 'string', 0),
