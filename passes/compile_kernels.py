@@ -11,17 +11,19 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..runtime.errors import PassError, UnsupportedOperatorError
 from ..runtime.program import Kernel, KernelCode, KernelParameter
-from .tape import KernelSpec
+from .tape import READY, KernelSpec
 from .targets import lowest, target_of
 
 _HEADER = """\
@@ -31,6 +33,12 @@ from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
 
 """
+
+_FIRST_THAT_WAITS = 90
+"""The compute capability that has `griddepcontrol`."""
+
+_CACHE_VERSION = 2
+"""Raised when the same kernel would be compiled to other code."""
 
 
 def spec_digest(spec: KernelSpec) -> str:
@@ -111,7 +119,8 @@ def compile_kernel(spec: KernelSpec, architecture: str, form: str) -> KernelCode
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = _import_function(spec)
+    waits = form == "cubin" and target_of(architecture).capability >= _FIRST_THAT_WAITS
+    function = _import_function(that_waits(spec) if waits else spec)
     constants: dict[str, Any] = dict(spec.constants)
     names: list[str] = list(function.arg_names)
     types = {**dict(spec.parameters), **dict.fromkeys(constants, "constexpr")}
@@ -136,7 +145,22 @@ def compile_kernel(spec: KernelSpec, architecture: str, form: str) -> KernelCode
         raise UnsupportedOperatorError(f"kernel `{spec.name}` needs scratch memory of its own")
     data: bytes | str = compiled.asm[form]
     data = data.encode() if isinstance(data, str) else data
-    return KernelCode(architecture, form, metadata.name, data, metadata.num_warps, metadata.shared)
+    return KernelCode(architecture, form, metadata.name, data, metadata.num_warps, metadata.shared, waits)
+
+
+def that_waits(spec: KernelSpec) -> KernelSpec:
+    """The kernel with a wait for the launches before it, so that it may be launched while they end.
+
+    That hides what a launch costs where kernels take a few microseconds (programmatic dependent launch, CUDA
+    C++ Programming Guide). The wait is at the line `tape.READY`, up to which a kernel reads constants only,
+    or else comes first. The next launch may begin at once: it waits for all of this one.
+    """
+    calls = "    tl.extra.cuda.gdc_launch_dependents()\n    tl.extra.cuda.gdc_wait()"
+    if READY in spec.source:
+        return replace(spec, source=spec.source.replace(READY, calls))
+    head = re.search(rf"^def {re.escape(spec.name)}\([^)]*\):$", spec.source, re.MULTILINE)
+    assert head is not None, spec.name
+    return replace(spec, source=f"{spec.source[: head.end()]}\n{calls}{spec.source[head.end() :]}")
 
 
 def _import_function(spec: KernelSpec) -> Any:
@@ -145,7 +169,7 @@ def _import_function(spec: KernelSpec) -> Any:
 
     folder = Path(tempfile.gettempdir()) / f"devplan-{os.getuid() if hasattr(os, 'getuid') else 0}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"{spec.name}.py"
+    path = folder / f"{spec.name}_{hashlib.sha256(spec.source.encode()).hexdigest()[:8]}.py"
     text = _HEADER + spec.source
     if not path.exists() or path.read_text() != text:
         _write_atomically(path, text.encode())
@@ -169,7 +193,7 @@ def _cache_key(spec: KernelSpec, architecture: str, form: str) -> Path:
     import triton
 
     versions = (torch.__version__, triton.__version__)  # helpers inlined into kernels belong to torch
-    text = json.dumps([spec_digest(spec), spec.name, architecture, form, versions])
+    text = json.dumps([_CACHE_VERSION, spec_digest(spec), spec.name, architecture, form, versions])
     return cache_folder() / f"{hashlib.sha256(text.encode()).hexdigest()}.pickle"
 
 
@@ -183,7 +207,7 @@ def _read_cache(path: Path) -> KernelCode | None:
 
 
 def _write_cache(path: Path, code: KernelCode) -> None:
-    fields = (code.architecture, code.form, code.symbol, code.data, code.num_warps, code.shared_nbytes)
+    fields = tuple(getattr(code, each.name) for each in dataclass_fields(code))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_atomically(path, pickle.dumps(fields))

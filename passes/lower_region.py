@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..runtime.dtypes import DType
 from ..runtime.expr import Expr, Size
@@ -22,7 +22,7 @@ from ..runtime.program import (
 from . import attention, depthwise, row_product, split_attention
 from .builder import MethodBuilder, contiguous_strides, plus, product, scaled, substitute
 from .library_calls import Call, to_library_calls
-from .tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, OwnLaunch, Tape, Window
+from .tape import READY, Alias, Allocate, ExternCall, KernelCall, KernelSpec, OwnLaunch, Tape, Window
 
 _OWN_KERNELS: dict[str, Callable[[ExternCall], Sequence[Allocate | OwnLaunch]]] = {
     attention.OPERATOR: split_attention.to_steps,
@@ -175,7 +175,7 @@ class TapeLowering:
 
     def _own_kernel(self, step: OwnLaunch, origin: SourceLocation) -> None:
         """Launch a kernel that was written here rather than generated."""
-        spec = self._rename(step.kernel)
+        spec = self._rename(self._ready(step))
         self.kernels[spec.name] = spec
         writes = tuple(self._value(w) for w in step.writes)
         named = [Ref(self._value(a)) if isinstance(a, Window) else a for a in step.arguments]
@@ -188,6 +188,21 @@ class TapeLowering:
             Launch(spec.name, tuple(named), (x, y, z), tuple(reads), writes, self._region, origin)
         )
         self._note_origin(writes, origin)
+
+    def _ready(self, step: OwnLaunch) -> KernelSpec:
+        """The kernel, which reads early only what no launch writes."""
+        spec = step.kernel
+        early = (
+            a for name, a in zip(spec.call_names, step.arguments, strict=True) if name in spec.read_early
+        )
+        roles = {
+            self._builder.storages[self._buffers[a.buffer].storage].role
+            for a in early
+            if isinstance(a, Window)
+        }
+        if roles <= {Role.CONSTANT}:
+            return spec
+        return replace(spec, source=spec.source.replace(f"{READY}\n", ""))
 
     def _library_call(self, call: Call, origin: SourceLocation) -> None:
         workspace = ""

@@ -17,7 +17,7 @@ import torch
 
 from ..runtime.dtypes import DType
 from .own_operators import own_operator
-from .tape import ExternCall, KernelSpec, OwnLaunch, Window
+from .tape import READY, ExternCall, KernelSpec, OwnLaunch, Window
 
 OPERATOR = "devplan.row_product.default"
 MOST_ROWS = 4
@@ -25,9 +25,6 @@ MOST_ROWS = 4
 
 _PROGRAMS = 264
 """Two for each of the 132 multiprocessors of an H200."""
-
-READY = "    # what follows reads results of the launches before"
-"""The line up to which a kernel reads constants only, and may run while the launch before ends."""
 
 
 @own_operator(
@@ -127,6 +124,7 @@ def to_steps_with(call: ExternCall, blocks: Blocks) -> tuple[OwnLaunch, ...]:
         num_stages=1,
         grid=("-(OUTPUTS // -BLOCK_N)", "1", "1"),
         call_names=tuple(windows),
+        read_early=("weight",),
     )
     return (OwnLaunch(spec, tuple(windows.values()), (output,)),)
 

@@ -30,6 +30,9 @@ class Window:
         return isinstance(self.offset, int) and self.offset * self.dtype.itemsize % 16 == 0
 
 
+READY = "    # what follows reads results of the launches before"
+"""A line of a kernel's source up to which it reads constants only: the parameters of `read_early`."""
+
 LaunchArgument = Window | Size | float
 """What a kernel written here is launched with."""
 
@@ -55,6 +58,8 @@ class KernelSpec:
     """What a call gives, in order: parameters, some that were burnt in, and what only the grid reads."""
     mutated: tuple[str, ...] = ()
     """Parameters whose buffer is read as well as written."""
+    read_early: tuple[str, ...] = ()
+    """Parameters that are read before the line `READY`, if the source has it."""
 
 
 @dataclass(frozen=True)

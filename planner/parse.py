@@ -328,7 +328,8 @@ def _code(line: _Line) -> KernelCode:
     line.expect("warps")
     warps = line.number_()
     line.expect("shared")
-    return KernelCode(architecture, form, symbol, b"", warps, line.number_())
+    shared = line.number_()
+    return KernelCode(architecture, form, symbol, b"", warps, shared, line.skip("waits"))
 
 
 def _port(line: _Line) -> Port:

@@ -97,7 +97,8 @@ def _kernel(kernel: Kernel) -> Iterator[str]:
     yield f"kernel {name(kernel.name)}({parameters}){tail} {counts}"
     for code in kernel.codes:
         where = f"{name(code.architecture)} {name(code.form)} {name(code.symbol)}"
-        yield f"  code {where} warps {code.num_warps} shared {code.shared_nbytes}"
+        waits = " waits" if code.waits else ""
+        yield f"  code {where} warps {code.num_warps} shared {code.shared_nbytes}{waits}"
 
 
 def _method(method: Method, plan: MethodPlan | None) -> Iterator[str]:

@@ -325,6 +325,8 @@ class KernelCode:
     num_warps: int
     shared_nbytes: int
     """Dynamic shared memory in bytes."""
+    waits: bool = False
+    """Whether it waits for the launches before by itself, so that it may begin while they end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ def _code(item: fb.CodeT, kernel: str, codes: Mapping[str, memoryview]) -> Kerne
         bytes(codes[digest]),
         item.numWarps,
         item.sharedNbytes,
+        item.waits,
     )
 
 

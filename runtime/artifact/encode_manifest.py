@@ -122,7 +122,7 @@ def _code(item: KernelCode) -> fb.CodeT:
     table = fb.CodeT()
     table.architecture, table.form = item.architecture, CODE_FORMS.index(item.form)
     table.symbol, table.digest = item.symbol, code_digest(item.data)
-    table.numWarps, table.sharedNbytes = item.num_warps, item.shared_nbytes
+    table.numWarps, table.sharedNbytes, table.waits = item.num_warps, item.shared_nbytes, item.waits
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from .code import choose_code, load_function
 from .context import GpuContext
 from .copies import bind_copy, bind_fill, bind_moving_copy
 from .driver import check
-from .launch import ArgumentArray
+from .launch import ArgumentArray, early_config
 
 if TYPE_CHECKING:
     from ..host_io import HostEnd
@@ -46,6 +47,8 @@ class CudaBackend(GpuContext):
         self._moving: list[graph.MovingNode] = []
         self.tuning: Mapping[str, int] = {}
         """Which of a library's algorithms to take, by the call's key; see `runtime.tune`."""
+        self.launches_early = os.environ.get("DEVPLAN_EARLY_LAUNCH", "1") != "0"
+        """Whether a kernel that waits by itself is launched while the one before it ends."""
 
     @property
     def uses_ptx(self) -> tuple[str, ...]:
@@ -96,12 +99,30 @@ class CudaBackend(GpuContext):
         grid = tuple(evaluate(size, bindings) for size in instruction.grid)
         if 0 in grid:
             return _nothing
+        if code.waits and self.launches_early and not self._peers:
+            return self._bind_early_launch(kernel.name, function, code, grid, arguments)
         name, launch, enter = kernel.name, self._cu.cuLaunchKernel, self.enter
         threads, shared, address = code.num_warps * _WARP, code.shared_nbytes, arguments.address
 
         def step(_alive: ArgumentArray = arguments) -> None:
             enter()
             result = launch(function, *grid, threads, 1, 1, shared, self._stream, address, 0)
+            if result[0]:
+                check(result, f"launch kernel `{name}`")
+
+        return step
+
+    def _bind_early_launch(
+        self, name: str, function: Any, code: KernelCode, grid: tuple[int, ...], arguments: ArgumentArray
+    ) -> Step:
+        """A launch that may begin while the one before it ends; the code waits where it must."""
+        config = early_config(self._cu, grid, code.num_warps * _WARP, code.shared_nbytes)
+        launch, enter, address = self._cu.cuLaunchKernelEx, self.enter, arguments.address
+
+        def step(_alive: ArgumentArray = arguments) -> None:
+            enter()
+            config.hStream = self._stream
+            result = launch(config, function, address, 0)
             if result[0]:
                 check(result, f"launch kernel `{name}`")
 

@@ -56,6 +56,22 @@ def _bfloat16_bits(value: float) -> int:
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
 
+def early_config(cu: Any, grid: Sequence[int], threads: int, shared_nbytes: int) -> Any:
+    """A launch that may begin before the one ahead of it in the stream has ended; the stream is to be set.
+
+    Programmatic stream serialisation of the CUDA driver API, for kernels that wait by themselves.
+    """
+    config, attribute, value = cu.CUlaunchConfig(), cu.CUlaunchAttribute(), cu.CUlaunchAttributeValue()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_nbytes
+    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    value.programmaticStreamSerializationAllowed = 1
+    attribute.value = value
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
+
+
 class ArgumentArray:
     """The arguments of one launch. ``address`` is what `cuLaunchKernel` takes; keep the object alive."""
 

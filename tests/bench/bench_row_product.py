@@ -22,8 +22,8 @@ import torch
 from torch.nn import functional as F
 
 from devplan.passes.compile_kernels import canonical, compile_kernel
-from devplan.passes.row_product import OPERATOR, READY, Blocks, blocks_for, to_steps_with
-from devplan.passes.tape import ExternCall, KernelSpec, Window
+from devplan.passes.row_product import OPERATOR, Blocks, blocks_for, to_steps_with
+from devplan.passes.tape import READY, ExternCall, KernelSpec, Window
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import KernelCode
 

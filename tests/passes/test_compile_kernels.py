@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from devplan.passes import compile_kernels as compiling
-from devplan.passes.compile_kernels import canonical, compile_kernels
-from devplan.passes.tape import KernelSpec
+from devplan.passes.compile_kernels import canonical, compile_kernels, that_waits
+from devplan.passes.tape import READY, KernelSpec
 from devplan.runtime.errors import PassError
 
 pytestmark = pytest.mark.torch
@@ -50,6 +50,22 @@ def test_one_cubin_for_each_architecture_and_ptx_of_the_lowest(cache: Path) -> N
     assert b".target sm_80" in kernel.codes[2].data
     assert [(p.name, p.type) for p in kernel.parameters] == [("x", "*fp32"), ("y", "*fp32"), ("n", "i32")]
     assert {c.num_warps for c in kernel.codes} == {2}
+
+
+def test_code_for_hopper_waits_for_the_launches_before(cache: Path) -> None:
+    (kernel,) = compile_kernels([canonical(DOUBLE)], ("sm_80", "sm_90"))
+    assert [code.waits for code in kernel.codes] == [False, True, False]
+    assert "gdc_wait" not in kernel.source  # the emulator runs the portable text
+    assert compile_kernels([canonical(DOUBLE)], ("sm_80", "sm_90"))[0].codes == kernel.codes  # from the cache
+
+
+def test_the_wait_comes_first_unless_the_kernel_says_where() -> None:
+    lines = that_waits(DOUBLE).source.splitlines()
+    assert lines[2:4] == ["    tl.extra.cuda.gdc_launch_dependents()", "    tl.extra.cuda.gdc_wait()"]
+    body = DOUBLE.source.replace("    tl.store", f"{READY}\n    tl.store")
+    lines = that_waits(replace(DOUBLE, source=body)).source.splitlines()
+    assert lines[2].startswith("    at = ")
+    assert lines[3:5] == ["    tl.extra.cuda.gdc_launch_dependents()", "    tl.extra.cuda.gdc_wait()"]
 
 
 def test_the_newest_architecture_alone_still_leaves_ptx_that_later_ones_can_run(cache: Path) -> None:

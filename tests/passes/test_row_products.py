@@ -23,7 +23,7 @@ from devplan.passes.load_source import resolve
 from devplan.passes.options import ExportOptions
 from devplan.passes.row_product import ACTIVATIONS, OPERATOR, blocks_for, to_steps
 from devplan.passes.source import MethodSource, ModelSource
-from devplan.passes.tape import ExternCall, Window
+from devplan.passes.tape import READY, ExternCall, Window
 from devplan.runtime.backend import Operand
 from devplan.runtime.dtypes import DType
 from devplan.runtime.emulator import EmulatorBackend
@@ -264,6 +264,23 @@ def test_which_layers_are_taken(rows: int, columns: int, dtype: torch.dtype, is_
     layer = torch.nn.Linear(columns, 24).to(dtype)
     found = kernels(exported(layer, torch.ones(rows, columns, dtype=dtype)))
     assert found == ["row_product" if is_taken else "matmul"]
+
+
+def test_only_constants_are_read_before_the_launches_before_have_ended() -> None:
+    class Product(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 24, bias=False).half()
+
+        def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return F.linear(F.linear(x, weight * 2), self.layer.weight)
+
+    inputs = (torch.ones(1, 32).half(), torch.ones(64, 32).half())
+    planned = export(ModelSource("layers", (MethodSource("forward", Product(), inputs),))).planned
+    sources = {kernel.name: kernel.source for kernel in planned.program.kernels}
+    launches = [i for i in planned.program.method("forward").instructions if isinstance(i, Launch)]
+    products = [sources[i.kernel] for i in launches if i.kernel.startswith("row_product")]
+    assert [READY in source for source in products] == [False, True]
 
 
 # --- a decoder ------------------------------------------------------------------------------------------

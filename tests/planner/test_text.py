@@ -47,7 +47,7 @@ program sm_80 sm_90
 constant $w1: float16[384,1536] strides[1,384] on cuda:0 1179648 B "ab12"
 state $cache: float16[4,8] on cuda:0 64 B
 kernel gelu(x: "*fp16", n: "i32") {BLOCK=1024} warps 4 stages 1
-  code sm_90 cubin gelu_0 warps 4 shared 0
+  code sm_90 cubin gelu_0 warps 4 shared 0 waits
 method forward(x = %x, flag = True) -> (y = %y, c = %c aliases state cache)
   region cuda:0 triton 3 operators
   note "nothing was left out"

@@ -112,7 +112,9 @@ def _build(kind: str) -> ModelSource:
 def _shrink(config: Any) -> None:
     for name, value in _SMALL.items():
         held = getattr(config, name, None)
-        if (type(held) is type(value) and held > value and name not in ("pad_token_id", "bos_token_id")) or (name.endswith("token_id") and isinstance(held, int)):
+        if (type(held) is type(value) and held > value and name not in ("pad_token_id", "bos_token_id")) or (
+            name.endswith("token_id") and isinstance(held, int)
+        ):
             setattr(config, name, value)
     if isinstance(getattr(config, "layer_types", None), list):
         config.layer_types = config.layer_types[: _SMALL["num_hidden_layers"]]

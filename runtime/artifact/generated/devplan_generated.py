@@ -4081,7 +4081,14 @@ class Code(object):
             return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
         return 0
 
-def CodeStart(builder): builder.StartObject(6)
+    # Code
+    def Waits(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
+        return False
+
+def CodeStart(builder): builder.StartObject(7)
 def CodeAddArchitecture(builder, architecture): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(architecture), 0)
 def CodeAddForm(builder, form): builder.PrependUint8Slot(1, form, 0)
 def CodeAddSymbol(builder, symbol): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(symbol), 0)
@@ -4089,6 +4096,7 @@ def CodeAddDigest(builder, digest): builder.PrependUOffsetTRelativeSlot(3, flatb
 def CodeStartDigestVector(builder, numElems): return builder.StartVector(1, numElems, 1)
 def CodeAddNumWarps(builder, numWarps): builder.PrependUint32Slot(4, numWarps, 0)
 def CodeAddSharedNbytes(builder, sharedNbytes): builder.PrependUint32Slot(5, sharedNbytes, 0)
+def CodeAddWaits(builder, waits): builder.PrependBoolSlot(6, waits, 0)
 def CodeEnd(builder): return builder.EndObject()
 
 try:
@@ -4106,6 +4114,7 @@ class CodeT(object):
         self.digest = None  # type: List[int]
         self.numWarps = 0  # type: int
         self.sharedNbytes = 0  # type: int
+        self.waits = False  # type: bool
 
     @classmethod
     def InitFromBuf(cls, buf, pos):
@@ -4135,6 +4144,7 @@ class CodeT(object):
                 self.digest = code.DigestAsNumpy()
         self.numWarps = code.NumWarps()
         self.sharedNbytes = code.SharedNbytes()
+        self.waits = code.Waits()
 
     # CodeT
     def Pack(self, builder):
@@ -4160,6 +4170,7 @@ class CodeT(object):
             CodeAddDigest(builder, digest)
         CodeAddNumWarps(builder, self.numWarps)
         CodeAddSharedNbytes(builder, self.sharedNbytes)
+        CodeAddWaits(builder, self.waits)
         code = CodeEnd(builder)
         return code
 

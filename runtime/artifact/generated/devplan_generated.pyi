@@ -286,6 +286,7 @@ class CodeT:
     digest: bytes | list[int] | None
     numWarps: int
     sharedNbytes: int
+    waits: bool
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...
 

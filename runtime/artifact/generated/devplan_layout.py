@@ -183,6 +183,7 @@ LAYOUT = Layout(
             ('digest', 'scalars', 'B', 0),
             ('numWarps', 'scalar', 'I', 0),
             ('sharedNbytes', 'scalar', 'I', 0),
+            ('waits', 'scalar', '?', False),
         ),
         'Kernel': (
             ('name', 'string', 'string', 0),

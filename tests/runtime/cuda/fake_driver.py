@@ -30,6 +30,10 @@ class Rectangle:
     """CUDA_MEMCPY2D."""
 
 
+class Launching:
+    """CUlaunchConfig and what it is made of."""
+
+
 class FakeDriver:
     """One device of compute capability 9.0. ``fail[name] = status`` makes the next call of it fail."""
 
@@ -37,6 +41,8 @@ class FakeDriver:
     CUdevice_attribute = CUfunction_attribute = CUstream_flags = CUevent_flags = CUmemorytype = _Names()
     CUstreamCaptureMode = CUstreamCaptureStatus = CUpointer_attribute = _Names()
     CUDA_MEMCPY2D = Rectangle
+    CUlaunchAttributeID = _Names()
+    CUlaunchConfig = CUlaunchAttribute = CUlaunchAttributeValue = Launching
     CUstream = int
 
     def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:

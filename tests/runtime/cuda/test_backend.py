@@ -30,8 +30,9 @@ from devplan.runtime.program import (
 GPU = Device("cuda", 0)
 
 
-def add_kernel(shared: int = 0, form: str = "cubin") -> Kernel:
-    code = KernelCode("sm_90" if form == "cubin" else "sm_80", form, "add_kernel", b"\x7fELF....", 8, shared)
+def add_kernel(shared: int = 0, form: str = "cubin", *, waits: bool = False) -> Kernel:
+    architecture = "sm_90" if form == "cubin" else "sm_80"
+    code = KernelCode(architecture, form, "add_kernel", b"\x7fELF....", 8, shared, waits)
     return Kernel("add", (KernelParameter("x", "*fp32"), KernelParameter("n", "i32")), (code,))
 
 
@@ -108,6 +109,27 @@ def test_a_launch_passes_grid_threads_and_shared_memory(gpu: CudaBackend, cu: An
         [3, 1, 1, 256, 1, 1, 64 << 10],
     )
     assert ("cuFuncSetAttribute", "function add_kernel") in [call[:2] for call in cu.calls]
+
+
+def test_a_kernel_that_waits_by_itself_is_launched_early(gpu: CudaBackend, cu: Any) -> None:
+    gpu.load([add_kernel(shared=1024, waits=True)])
+    gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})()
+    (name, config, function, _, extra) = cu.calls[-1]
+    assert (name, function, extra) == ("cuLaunchKernelEx", "function add_kernel", 0)
+    assert (config.gridDimX, config.blockDimX, config.sharedMemBytes) == (3, 256, 1024)
+    assert config.numAttrs == len(config.attrs) == 1
+    assert config.attrs[0].value.programmaticStreamSerializationAllowed == 1
+    cu.fail["cuLaunchKernelEx"] = cu.CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(ExecutionError, match="launch kernel `add`"):
+        gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})()
+
+
+def test_early_launches_can_be_switched_off(cu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEVPLAN_EARLY_LAUNCH", "0")
+    gpu = CudaBackend(GPU)
+    gpu.load([add_kernel(waits=True)])
+    gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})()
+    assert cu.calls[-1][0] == "cuLaunchKernel"
 
 
 def test_code_is_loaded_once_and_only_when_launched(gpu: CudaBackend, cu: Any) -> None:
