@@ -82,17 +82,24 @@ class Contents:
         return Recipe(self.parts[name], to_dtype(tensor.dtype), tuple(tensor.shape), dense_strides(tensor))
 
     def lay_out_channels_last(self, name: str) -> bool:
-        """Store a 4-D constant channels-last, unless something else reads it in the layout it has."""
+        """Store a 3-D or 4-D constant channels-last, unless something else reads it in the layout it has."""
         tensor = self.tensors[name]
         if self.readers.get(name, 0) != 1 or name in self.state:
             return False
-        self.tensors[name] = tensor.contiguous(memory_format=torch.channels_last)
+        self.tensors[name] = channels_last(tensor)
         self.digests.pop(name, None)
         return True
 
     def read(self, name: str) -> memoryview:
         """The bytes, in the order of the tensor's dense strides; no copy where memory is dense."""
         return tensor_bytes(self.tensors[name])
+
+
+def channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor [N, C, W] or [N, C, H, W] whose dimension 1 is the densest."""
+    if tensor.dim() == 3:
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def _identity(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -1,7 +1,9 @@
 """Convolutions of a region with what follows them: bias, a sum and an activation in one library call.
 
-Half-precision 2-D convolutions run channels-last, which the tensor cores want; their weights are stored
-that way. Depthwise ones get a kernel of ours, since libraries treat them as general grouped convolutions.
+Half-precision convolutions run channels-last, which the tensor cores want; their weights are stored that way.
+One-dimensional ones become two-dimensional ones of height 1: cuDNN's engine for a Whisper encoder's second
+convolution, 32 at once, took 3.3 ms with the channels first. Depthwise ones of two dimensions get a kernel of
+ours, since libraries treat them as general grouped convolutions.
 """
 
 from __future__ import annotations
@@ -54,6 +56,12 @@ def _fused(
     activation: str,
 ) -> torch.Tensor:
     """The operator on channels-last operands; those that are not so yet are converted first."""
+    if x.dim() == 3:
+        flat = None if added is None else added.unsqueeze(2)
+        wide = _fused(
+            x.unsqueeze(2), weight.unsqueeze(2), bias, flat, stride, padding, dilation, groups, activation
+        )
+        return wide.squeeze(2)
     x = _channels_last(x)
     added = None if added is None else _channels_last(added)
     sizes = (stride, padding, dilation)
@@ -72,13 +80,16 @@ def _channels_last(x: torch.Tensor) -> torch.Tensor:
     return made
 
 
+_TARGETS = (aten.conv1d.default, aten.conv2d.default)
+
+
 def fuse_convolutions(module: torch.fx.GraphModule, lay_out: Callable[[str], bool]) -> None:
     """Rewrite a region's convolutions in place.
 
     ``lay_out`` is told the placeholder of a weight, stores it channels-last and says whether it could.
     """
     for node in list(module.graph.nodes):
-        if node.op == "call_function" and node.target is aten.conv2d.default and _is_fusable(node):
+        if node.op == "call_function" and node.target in _TARGETS and _is_fusable(node):
             weight = node.args[1]
             if weight.op == "placeholder" and lay_out(weight.name):
                 _fuse(module.graph, node)
@@ -89,12 +100,12 @@ def fuse_convolutions(module: torch.fx.GraphModule, lay_out: Callable[[str], boo
 def _is_fusable(node: torch.fx.Node) -> bool:
     """Half precision, and channel counts that cuDNN's fused engines take (or a depthwise convolution)."""
     x, weight = node.args[0].meta["val"], node.args[1].meta["val"]  # type: ignore[union-attr]
-    if x.dtype not in (torch.float16, torch.bfloat16) or x.dim() != 4:
+    if x.dtype not in (torch.float16, torch.bfloat16) or x.dim() != weight.dim() or x.dim() not in (3, 4):
         return False
     groups = node.args[6] if len(node.args) > 6 else 1
     if isinstance(node.args[4] if len(node.args) > 4 else 0, str):
         return False
-    if groups == x.shape[1] == weight.shape[0]:
+    if groups == x.shape[1] == weight.shape[0] and x.dim() == 4:
         return True
     return bool(groups == 1 and x.shape[1] % 8 == 0 and weight.shape[0] % 8 == 0)
 
@@ -118,9 +129,13 @@ def _fuse(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 
 
 def _operands(node: torch.fx.Node) -> tuple[Any, Any, Any, list[int], list[int], list[int], int]:
-    defaults: list[Any] = [None, None, None, [1, 1], [0, 0], [1, 1], 1]
+    """What the operator takes; a one-dimensional convolution's sizes get those of height 1 in front."""
+    defaults: list[Any] = [None, None, None, 1, 0, 1, 1]
     given = [*node.args, *defaults[len(node.args) :]]
-    numbers = [[v, v] if isinstance(v, int) else list(v) * (2 // len(v)) for v in given[3:6]]
+    many = 1 if node.target is aten.conv1d.default else 2
+    numbers = [[v] * many if isinstance(v, int) else list(v) * (many // len(v)) for v in given[3:6]]
+    if many == 1:
+        numbers = [[neutral, *n] for neutral, n in zip((1, 0, 1), numbers, strict=True)]
     return given[0], given[1], given[2], numbers[0], numbers[1], numbers[2], given[6]
 
 

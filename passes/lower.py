@@ -14,7 +14,7 @@ from ..runtime.errors import PassError
 from ..runtime.program import CPU, Copy, CopyKind, Device, Method, Port, Region, Role, Value
 from .builder import MethodBuilder, contiguous_strides, is_dense, product, scaled
 from .compile_kernels import canonical
-from .contents import Contents, dense_strides
+from .contents import Contents, channels_last, dense_strides
 from .control_flow import all_nodes
 from .decompositions import host_replacements, replacements
 from .exported import ExportedMethod
@@ -282,7 +282,7 @@ class _MethodLowering:
         at = graph.inputs.index(name)
         example = graph.examples[at]
         with example.fake_mode:
-            graph.examples[at] = example.contiguous(memory_format=torch.channels_last)
+            graph.examples[at] = channels_last(example)
         return True
 
     def _align_inputs(self, nodes: Sequence[Node]) -> None:

@@ -184,6 +184,37 @@ def test_half_precision_convolutions_end_with_their_bias_sum_and_activation() ->
     assert_close(got, model.float()(x.float()), 4e-3)
 
 
+class AudioStem(torch.nn.Module):
+    """A speech encoder's first layers: one-dimensional convolutions, the second with a stride and a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Conv1d(16, 24, 3, padding=1)
+        self.second = torch.nn.Conv1d(24, 32, 3, stride=2, padding=2, dilation=2)
+        self.third = torch.nn.Conv1d(32, 32, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.gelu(self.second(F.gelu(self.first(x))))
+        return F.relu(self.third(y) + y).transpose(1, 2)
+
+
+def test_half_precision_convolutions_of_one_dimension_run_channels_last() -> None:
+    model, x = AudioStem().half(), torch.randn(2, 16, 21).half()
+    result = export_module(model, (x,))
+    method = result.planned.program.methods[0]
+    calls = [i for i in method.instructions if isinstance(i, LibraryCall)]
+    assert [c.attribute("padding") for c in calls] == [(0, 1), (0, 2), (0, 0)]
+    for call in calls:
+        for name in (*call.reads[:2], call.writes[0]):
+            value = method.value(name)
+            assert len(value.shape) == 4 and value.strides[1] == 1, name
+    assert calls[-1].attribute("activation") == "relu" and calls[-1].attribute("has_added")
+    with loaded(result) as program:
+        (got,) = program.method("forward")(x.numpy()).values()
+    assert_close(got, model.float()(x.float()), 4e-3)
+
+
 @pytest.mark.parametrize(("placed", "device"), DEVICES)
 def test_folding_a_batch_norm_changes_nothing_but_rounding(placed: str, device: str) -> None:
     model, x = Convolutions(), torch.randn(2, 8, 12, 12)
