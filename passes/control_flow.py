@@ -42,7 +42,7 @@ def take_apart(node: torch.fx.Node) -> ControlFlow:
     else:
         raise UnsupportedOperatorError(
             f"operator `{kind}` at {origin_of([node])} is not supported",
-            why="of the higher-order operators only `cond` and `while_loop` are",
+            why="of the higher-order operators only `cond`, `while_loop`, `scan` and `map` are",
         )
     if not all(_is_a(value, torch.Tensor) for value in own) or not all(
         _is_a(value, torch.Tensor, torch.SymInt) for value in operands

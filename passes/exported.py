@@ -17,6 +17,7 @@ from .control_flow import name_apart
 from .hollow import weight_names
 from .inductor.interfaces import pytree, storage_key
 from .lifted_tensors import merge_lifted_tensors
+from .scans import scans_to_loops
 from .sizes import bound_of
 from .source import MethodSource
 
@@ -158,6 +159,7 @@ def analyse(method: MethodSource, exported: torch.export.ExportedProgram) -> Exp
     """Take an exported program apart: inputs, contents, state, symbols."""
     signature = exported.graph_signature
     graph = exported.graph_module
+    scans_to_loops(graph)
     name_apart(graph)
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     names = _input_names(method, exported)

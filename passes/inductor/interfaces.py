@@ -18,6 +18,7 @@ __all__ = [
     "core_decompositions",
     "depends_on_data",
     "fake_mode",
+    "higher_order",
     "is_composite",
     "is_higher_order",
     "make_fx",
@@ -61,3 +62,8 @@ def is_composite(overload: Any) -> bool:
 def is_higher_order(target: Any) -> bool:
     """Whether a graph node's target is an operator over graphs, such as ``cond``."""
     return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def higher_order(name: str) -> Any:
+    """The operator over graphs of that name."""
+    return getattr(torch.ops.higher_order, name)

@@ -10,6 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._higher_order_ops.scan import scan  # noqa: E402
+from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
+
 from devplan.passes.export import ExportResult, export  # noqa: E402
 from devplan.passes.ledger import ledger  # noqa: E402
 from devplan.passes.options import ExportOptions, PlacementRule  # noqa: E402
@@ -66,10 +69,69 @@ class Fibonacci(torch.nn.Module):  # type: ignore[misc]
 
 
 class Mapped(torch.nn.Module):  # type: ignore[misc]
+    """A function of each row, with a weight and an operand that all rows share; two results a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x: Any, bias: Any) -> Any:
+        def row(x: Any, bias: Any) -> Any:
+            return torch.sin(self.linear(x)) + bias, x.sum()
+
+        return torch._higher_order_ops.map(row, x, bias)
+
+
+class Scanned(torch.nn.Module):  # type: ignore[misc]
+    """A recurrence with a condition in every step; its last value becomes the state of the next call."""
+
+    def __init__(self, reverse: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.reverse = torch.nn.Linear(3, 3), reverse
+        self.register_buffer("held", torch.zeros(2, 3))
+
+    def forward(self, x: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            h = torch.tanh(self.linear(x) + h)
+            h = torch.cond(h.sum() > 0, lambda h: h - 0.5, lambda h: h * 2, (h,))
+            return h, (h + 1).clone()
+
+        last, rows = scan(step, self.held.clone(), x, reverse=self.reverse)
+        self.held.copy_(last)
+        return rows, last
+
+
+class LoopInBranch(torch.nn.Module):  # type: ignore[misc]
+    """A loop within one branch of a condition."""
+
+    def forward(self, x: Any) -> Any:
+        def doubled(x: Any) -> Any:
+            return torch.while_loop(lambda x: x.sum() < 100, lambda x: (x * 2,), (x.clone(),))[0]
+
+        return torch.cond(x.sum() > 0, doubled, lambda x: x.abs(), (x,))
+
+
+class ScanInScan(torch.nn.Module):  # type: ignore[misc]
+    """A recurrence over columns within one over rows."""
+
+    def forward(self, x: Any) -> Any:
+        def add(total: Any, x: Any) -> Any:
+            return total + x, total * x
+
+        def row(total: Any, x: Any) -> Any:
+            last, products = scan(add, total, x)
+            return last / 2, products
+
+        return scan(row, torch.ones(3), x)
+
+
+class Flexible(torch.nn.Module):  # type: ignore[misc]
     """A higher-order operator that is not supported."""
 
     def forward(self, x: Any) -> Any:
-        return torch._higher_order_ops.map(lambda row: torch.sin(row), x)
+        return flex_attention(x, x, x)
 
 
 def exported(module: Any, *inputs: Any, dynamic: Any = None, **options: Any) -> ExportResult:
@@ -80,11 +142,12 @@ def exported(module: Any, *inputs: Any, dynamic: Any = None, **options: Any) -> 
 def check(result: ExportResult, module: Any, cases: list[tuple[Any, ...]], tmp_path: Path) -> None:
     path = tmp_path / "model.pte"
     write(path, result.planned, result.constants, producer="test")
+    module.eval()
     with load(path, "emulator", allow_torch_ops=True, poison=True) as program:
         for inputs in cases:
             outputs = program.method("forward")(*(tensor.numpy() for tensor in inputs))
             with torch.no_grad():
-                expected = module.eval()(*inputs)
+                expected = module(*inputs)
             expected = expected if isinstance(expected, tuple | list) else (expected,)
             for got, want in zip(outputs.values(), expected, strict=True):
                 np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-5)
@@ -137,8 +200,58 @@ def test_a_loop(device: str, tmp_path: Path) -> None:
     check(result, Fibonacci(), [(torch.tensor([3, n]), step) for n in (4, -3, -2, 7)], tmp_path)
 
 
+ROWS = torch.arange(24.0).reshape(4, 2, 3) / 10 - 1
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_map(device: str, tmp_path: Path) -> None:
+    result = exported(Mapped(), X, torch.ones(3), device=device)
+    check(result, Mapped(), [(X, torch.ones(3)), (-X, X[1])], tmp_path)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_scan_with_a_condition_and_state(device: str, tmp_path: Path) -> None:
+    result = exported(Scanned(), ROWS, device=device)
+    check(result, Scanned().eval(), [(ROWS,), (-ROWS,), (ROWS,)], tmp_path)
+
+
+def test_a_step_of_a_scan_copies_nothing_but_what_it_is_decided_by() -> None:
+    entries = ledger(exported(Scanned(), ROWS).placed[0])
+    assert [entry.kind for entry in entries] == ["h2d", "d2h", "d2h", "d2h", "d2h"]
+    inside = [
+        entry
+        for entry in entries
+        if "on the host" in entry.reason and "returned as `output" not in entry.reason
+    ]
+    assert [entry.nbytes for entry in inside] == [1, 1]  # what the loop and the condition are decided by
+
+
+@pytest.mark.slow
+def test_a_scan_in_reverse(tmp_path: Path) -> None:
+    check(exported(Scanned(True), ROWS), Scanned(True), [(ROWS,)], tmp_path)
+
+
+@pytest.mark.slow
+def test_a_scan_of_dynamic_length(tmp_path: Path) -> None:
+    rows = torch.export.Dim("rows", min=2, max=8)
+    result = exported(Scanned(), ROWS, dynamic=({0: rows},))
+    check(result, Scanned(), [(ROWS,), (ROWS[:2],), (torch.cat([ROWS, ROWS]),)], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_scan_in_a_scan(device: str, tmp_path: Path) -> None:
+    check(exported(ScanInScan(), ROWS, device=device), ScanInScan(), [(ROWS,), (ROWS + 1,)], tmp_path)
+
+
+@pytest.mark.slow
+def test_a_loop_in_a_condition(tmp_path: Path) -> None:
+    check(exported(LoopInBranch(), X), LoopInBranch(), [(X,), (-X,), (X / 9,)], tmp_path)
+
+
 def test_other_higher_order_operators_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedOperatorError) as caught:
-        exported(Mapped(), X)
+        exported(Flexible(), torch.randn(1, 1, 128, 16))
     assert caught.value.code == 3
-    assert "only `cond` and `while_loop`" in str(caught.value)
+    assert "flex_attention" in str(caught.value)
+    assert "only `cond`, `while_loop`, `scan` and `map`" in str(caught.value)
