@@ -1,8 +1,9 @@
 """Padding that survives fusion.
 
-Inductor writes a masked load with its padding value as one ``tl.load``. Where the kernel itself computed what
-is loaded there is no load, only a value in a register, and the padding is lost: a padded average pool over one
-pixel that is fused with what computes it sums the pixel nine times. Here such a value is padded by a ``where``.
+Inductor writes a masked load with its padding value as one ``tl.load``. Where the kernel itself computed
+what is loaded there is no load, only a value in a register, and the padding is lost: a padded average pool
+over one pixel that is fused with what computes it sums the pixel nine times. Here such a value is padded by
+a ``where``.
 """
 
 from __future__ import annotations
