@@ -64,6 +64,8 @@ def fused(
 
     The mask keeps its rank: a view of what is computed would be computed anew for every layer.
     """
+    if scale <= 0:  # the kernel takes maxima before it scales
+        query, scale = query * scale, 1.0
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     if mask is not None:
         for dimension, stride in enumerate(mask.stride()):
@@ -94,36 +96,53 @@ def attention(query, key, value, mask, output, rows, columns{runtime}{constants}
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     stop = columns
+    whole = columns
     if CAUSAL:
         stop = tl.minimum(columns, start + BLOCK_M)
-    for begin in range(0, stop, BLOCK_N):
-        c = begin + n
-        in_columns = c < columns
-        k = tl.load(
-            key + c[None, :] * key_m + d[:, None], mask=in_columns[None, :] & in_head[:, None], other=0.0
-        )
-        scores = tl.dot(q, k) * SCALE
-        allowed = in_columns[None, :] & (m[:, None] < rows)
-        if MASKED:
-            at = mask + batch * mask_b + head * mask_h + m[:, None] * mask_m + c[None, :] * mask_n
-            given = tl.load(at, mask=allowed, other=0)
-            if ADDITIVE:
-                scores += given.to(tl.float32) * 1.4426950408889634
+        whole = tl.minimum(columns, start)
+    if MASKED:
+        whole = 0
+    whole = whole // BLOCK_N * BLOCK_N
+    for checked in tl.static_range(2):
+        if checked == 0:
+            first = 0
+            last = whole
+        else:
+            first = whole
+            last = stop
+        for begin in range(first, last, BLOCK_N):
+            c = begin + n
+            in_columns = c < columns
+            at = key + c[None, :] * key_m + d[:, None]
+            if checked == 0 and BLOCK_D == HEAD:
+                k = tl.load(at)
             else:
-                allowed = allowed & (given != 0)
-        if CAUSAL:
-            allowed = allowed & (c[None, :] <= m[:, None])
-        scores = tl.where(allowed, scores, float("-inf"))
-        higher = tl.maximum(biggest, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(biggest - base)
-        total = total * shrink + tl.sum(weights, 1)
-        v = tl.load(
-            value + c[:, None] * value_m + d[None, :], mask=in_columns[:, None] & in_head[None, :], other=0.0
-        )
-        sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
-        biggest = higher
+                k = tl.load(at, mask=in_columns[None, :] & in_head[:, None], other=0.0)
+            scores = tl.dot(q, k)
+            if checked == 1:
+                allowed = in_columns[None, :] & (m[:, None] < rows)
+                if MASKED:
+                    at = mask + batch * mask_b + head * mask_h + m[:, None] * mask_m + c[None, :] * mask_n
+                    given = tl.load(at, mask=allowed, other=0)
+                    if ADDITIVE:
+                        scores += given.to(tl.float32) * (1.4426950408889634 / SCALE)
+                    else:
+                        allowed = allowed & (given != 0)
+                if CAUSAL:
+                    allowed = allowed & (c[None, :] <= m[:, None])
+                scores = tl.where(allowed, scores, float("-inf"))
+            higher = tl.maximum(biggest, tl.max(scores, 1) * SCALE)
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            weights = tl.exp2(scores * SCALE - base[:, None])
+            shrink = tl.exp2(biggest - base)
+            total = total * shrink + tl.sum(weights, 1)
+            at = value + c[:, None] * value_m + d[None, :]
+            if checked == 0 and BLOCK_D == HEAD:
+                v = tl.load(at)
+            else:
+                v = tl.load(at, mask=in_columns[:, None] & in_head[None, :], other=0.0)
+            sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+            biggest = higher
     result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     output += batch * output_b + head * output_h
     at = output + m[:, None] * output_m + d[None, :]

@@ -112,6 +112,31 @@ def test_rows_that_see_nothing_give_zeros() -> None:
     exported(Attention("boolean"), (query, key, value, torch.full_like(last, -1)))
 
 
+class Scaled(torch.nn.Module):
+    """Attention with a scale of its own, as plain torch has it."""
+
+    def __init__(self, scale: float | None, is_causal: bool) -> None:
+        super().__init__()
+        self.scale, self.is_causal = scale, is_causal
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(
+            query, key, value, scale=self.scale, is_causal=self.is_causal, enable_gqa=True
+        )
+
+
+@pytest.mark.parametrize("scale", [None, 0.3, -0.2])
+@pytest.mark.parametrize(
+    ("rows", "keys", "head"), [(200, 200, 16), (130, 65, 24), (64, 192, 32), (100, 128, 16)]
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_whole_blocks_of_keys_and_the_rest(
+    rows: int, keys: int, head: int, is_causal: bool, scale: float | None
+) -> None:
+    inputs = (rand(1, 4, rows, head), rand(1, 2, keys, head), rand(1, 2, keys, head))
+    assert launches(exported(Scaled(scale, is_causal), inputs), "attention")
+
+
 @pytest.mark.slow
 def test_the_kernels_compile_for_ampere_and_hopper() -> None:
     query, key = window(1, 32, 1, 64), window(1, 4, 2048, 64)
