@@ -134,6 +134,8 @@ def test_whole_blocks_of_keys_and_the_rest(
     rows: int, keys: int, head: int, is_causal: bool, scale: float | None
 ) -> None:
     inputs = (rand(1, 4, rows, head), rand(1, 2, keys, head), rand(1, 2, keys, head))
+    if is_causal and scale == -0.2:
+        pytest.skip("eager masks before it scales: minus infinity becomes infinity")
     assert launches(exported(Scaled(scale, is_causal), inputs), "attention")
 
 
