@@ -10,7 +10,7 @@ from typing import Any
 
 from ..runtime.program import Program
 from .artifacts import Opened
-from .words import shape, size
+from .words import shape, size, sizes_words
 
 Json = dict[str, Any]
 
@@ -70,6 +70,7 @@ def _method(name: str, old: Json, new: Json) -> Iterator[Change]:
         yield from _ports(name, kind, old[kind], new[kind])
     yield from _copies(name, old["copies"], new["copies"])
     yield from _arenas(name, old["arenas"], new["arenas"])
+    yield from _buckets(name, old["buckets"], new["buckets"])
     yield from _counts(name, old["kernels"], new["kernels"])
 
 
@@ -123,6 +124,16 @@ def _arenas(method: str, old: list[Json], new: list[Json]) -> Iterator[Change]:
             word = "grew" if now > was else "shrank"
             what = f"the arena of `{method}` on {device} {word} from {size(was)} to {size(now)}"
             yield Change("arenas", method, what, was, now, matters=now > was)
+
+
+def _buckets(method: str, old: list[Json], new: list[Json]) -> Iterator[Change]:
+    """A bucket that is gone costs its callers a graph; what one takes shows in the arenas."""
+    before = [sizes_words(bucket["sizes"]) for bucket in old]
+    after = [sizes_words(bucket["sizes"]) for bucket in new]
+    for sizes in (sizes for sizes in before if sizes not in after):
+        yield Change("buckets", method, f"`{method}` has no bucket {sizes} any more", before, after)
+    for sizes in (sizes for sizes in after if sizes not in before):
+        yield Change("buckets", method, f"`{method}` has a bucket {sizes}", before, after, matters=False)
 
 
 def _counts(method: str, old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[Change]:

@@ -15,13 +15,15 @@ from .console import Output
 
 if TYPE_CHECKING:
     from ..passes.config import Config
-    from ..passes.options import IoRule
+    from ..passes.options import BucketRule, IoRule
 
 EXAMPLE = """Examples:
 
 devplan export model.py --dtype float16 --arch sm_80,sm_90
 
 devplan export llm.py --io device --skip-h2d prefill.tokens --memory-budget 2GiB --check
+
+devplan export model.py --buckets batch=1,8,32
 
 devplan export model.py --config low-memory --print-config
 """
@@ -104,6 +106,16 @@ def export(
             metavar="[METHOD[.OUTPUT]]",
             help="Leave these outputs (all, without a value) on the device.",
             panel=_IO,
+        ),
+    ] = None,
+    buckets: Annotated[
+        list[str] | None,
+        _option(
+            "--buckets",
+            metavar="DIM=1,8,32",
+            help="Sizes of a dynamic dimension (a Dim's name or INPUT:NUMBER) with a plan and a graph of"
+            " their own; repeatable.",
+            panel=_PLAN,
         ),
     ] = None,
     device_planning: Annotated[
@@ -239,7 +251,8 @@ def export(
         "budget.copies": max_copies,
         "budget.fail-on-copy": fail_on_copy,
     }
-    settings = _configuration(config, given, _io_rules(io, skip_h2d, skip_d2h))
+    rules = _io_rules(io, skip_h2d, skip_d2h)
+    settings = _configuration(config, given, rules, _bucket_rules(buckets))
     out = Output(json, quiet, verbose, progress=not no_progress)
     if print_config:
         print(settings.toml(), end="")
@@ -262,12 +275,19 @@ class Job:
     """Whether to tell where each operator was placed and why."""
 
 
-def _configuration(file: str | None, given: dict[str, Any], io: tuple[tuple[str, IoRule], ...]) -> Config:
+def _configuration(
+    file: str | None,
+    given: dict[str, Any],
+    io: tuple[tuple[str, IoRule], ...],
+    buckets: tuple[tuple[str, BucketRule], ...],
+) -> Config:
     from ..passes.config import load_config
     from ..passes.targets import TARGETS
     from .gpus import present_architectures
 
-    return load_config(file, given, io, architectures=tuple(TARGETS), native=present_architectures)
+    return load_config(
+        file, given, io, buckets=buckets, architectures=tuple(TARGETS), native=present_architectures
+    )
 
 
 def _io_rules(
@@ -284,6 +304,19 @@ def _io_rules(
             raise UsageError(f"cannot use `--io {text}`", why=str(error), hint=hint) from error
     rules += [("--skip-h2d", parse_skip("h2d", target)) for target in skip_h2d or ()]
     rules += [("--skip-d2h", parse_skip("d2h", target)) for target in skip_d2h or ()]
+    return tuple(rules)
+
+
+def _bucket_rules(buckets: list[str] | None) -> tuple[tuple[str, BucketRule], ...]:
+    from ..passes.config_rules import parse_bucket
+
+    rules: list[tuple[str, BucketRule]] = []
+    for text in buckets or ():
+        try:
+            rules.append((f"--buckets {text}", parse_bucket(text)))
+        except ValueError as error:
+            hint = "write `--buckets batch=1,8,32`"
+            raise UsageError(f"cannot use `--buckets {text}`", why=str(error), hint=hint) from error
     return tuple(rules)
 
 

@@ -62,12 +62,14 @@ def inspect(
     if not json:
         from .explain import explanation
         from .inspect_view import overview
+        from .summary import bucket_tables
         from .timeline import timelines
 
         if plan:
             out.show(*timelines(described, opened.origins()))
         if explain:
             out.show(*explanation(opened.planned, [entry["name"] for entry in described["methods"]]))
+            out.show(*bucket_tables(described))
         if not (plan or explain):
             out.show(*overview(described, verbose=verbose))
     if report is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .summary import arenas_table, constants_line, kernel_counts, methods_table
+from .summary import arenas_table, bucket_tables, constants_line, kernel_counts, methods_table
 from .words import count, lifetime, shape, size, table
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def overview(described: dict[str, Any], *, verbose: bool = False) -> list[Render
     ]
     for method in described["methods"]:
         items += ["", _copies(method), "", _regions(method)]
-    items += ["", arenas_table(described)]
+    items += ["", arenas_table(described), *bucket_tables(described)]
     if described["state"]:
         items += ["", _state(described)]
     if verbose:

@@ -19,7 +19,7 @@ from .failures import Differs
 from .loading import check_device_name, device_label, load_program, to_places
 from .run_inputs import gather_inputs
 from .tensor_files import check_output_name, read_many, write_many
-from .words import count, microseconds, shape, table
+from .words import count, microseconds, shape, sizes_words, table
 from .words import size as size_words
 
 if TYPE_CHECKING:
@@ -216,10 +216,9 @@ def buckets_view(document: dict[str, Any]) -> list[RenderableType]:
     """A table of the declared sizes: calls so far, their graphs, and what these took."""
     made = table(f"Buckets of {document['method']}", "sizes", "calls>", "graph bytes>", "graph+")
     for bucket in document["buckets"]:
-        sizes = ", ".join(f"{name}={size}" for name, size in bucket["sizes"].items())
         taken, graph = bucket["graph_bytes"], bucket["cuda_graph"]
         made.add_row(
-            sizes,
+            sizes_words(bucket["sizes"]),
             str(bucket["calls"]),
             "-" if taken is None else size_words(taken),
             "yes" if graph is True else f"no: {graph['reason']}",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .words import count, duration, shape, size, table
+from .words import count, duration, shape, size, sizes_words, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,6 +18,7 @@ def summary(target: Path, written: Written) -> list[RenderableType]:
     """Tables of methods, arenas and kernels, then constants, file and time."""
     described = written.description
     items: list[RenderableType] = ["", methods_table(described), "", arenas_table(described)]
+    items += bucket_tables(described)
     kernels = kernel_counts(described)
     items += ["", f"Kernels    {kernels}", f"Constants  {constants_line(described)}"]
     if described["state"]:
@@ -34,40 +36,63 @@ def methods_table(described: dict[str, Any]) -> RenderableType:
     """Methods with their signatures and copies."""
     made = table("Methods", "name", "inputs+", "outputs+", "copies>", "bytes>")
     for method in described["methods"]:
+        names = dimension_names(method)
         copied = sum(copy["bytes"] for copy in method["copies"])
         made.add_row(
             method["name"],
-            "\n".join(port_words(port) for port in method["inputs"]),
-            "\n".join(port_words(port) for port in method["outputs"]),
+            "\n".join(port_words(port, names) for port in method["inputs"]),
+            "\n".join(port_words(port, names) for port in method["outputs"]),
             str(len(method["copies"])),
             size(copied),
         )
     return made
 
 
-def port_words(port: dict[str, Any]) -> str:
-    """``x float16[1x128x384] @cuda:0``; the device only where it is not the host."""
+def dimension_names(method: dict[str, Any]) -> dict[str, str]:
+    """The user's names for dynamic dimensions, where there are any, by the program's."""
+    symbols = method.get("symbols", [])
+    return {symbol["name"]: symbol["label"] for symbol in symbols if ":" not in symbol["label"]}
+
+
+def port_words(port: dict[str, Any], names: Mapping[str, str]) -> str:
+    """``x float16[batchx128x384] @cuda:0``; the device only where it is not the host."""
+    extents = [names.get(extent, extent) for extent in port["shape"]]
     at = "" if port["device"] == "cpu" else f" @{port['device']}"
-    return f"{port['name']} {port['dtype']}[{shape(port['shape'])}]{at}"
+    return f"{port['name']} {port['dtype']}[{shape(extents)}]{at}"
 
 
 def arenas_table(described: dict[str, Any]) -> RenderableType:
     """Arenas of each method against their lower bound."""
-    made = table("Arenas", "method", "device", "planned>", "bound>", "ratio>", "sum>", "by")
+    made = table("Arenas", "method", *_ARENA_COLUMNS)
     for method in described["methods"]:
         for arena in method["arenas"]:
-            bound = arena["lower_bound_bytes"]
-            ratio = f"{arena['planned_bytes'] / bound:.3f}" if bound else "-"
-            made.add_row(
-                method["name"],
-                arena["device"],
-                size(arena["planned_bytes"]),
-                size(bound),
-                ratio,
-                size(arena["sum_bytes"]),
-                arena["algorithm"],
-            )
+            made.add_row(method["name"], *_arena_cells(arena))
     return made
+
+
+_ARENA_COLUMNS = ("device", "planned>", "bound>", "ratio>", "sum>", "by")
+
+
+def _arena_cells(arena: dict[str, Any]) -> tuple[str, ...]:
+    bound = arena["lower_bound_bytes"]
+    return (
+        arena["device"],
+        size(arena["planned_bytes"]),
+        size(bound),
+        f"{arena['planned_bytes'] / bound:.3f}" if bound else "-",
+        size(arena["sum_bytes"]),
+        arena["algorithm"],
+    )
+
+
+def bucket_tables(described: dict[str, Any]) -> list[RenderableType]:
+    """The plans of declared sizes against their lower bounds, after an empty line; nothing without any."""
+    made = table("Buckets, within the arenas", "method", "sizes", *_ARENA_COLUMNS)
+    for method in described["methods"]:
+        for bucket in method["buckets"]:
+            for arena in bucket["arenas"]:
+                made.add_row(method["name"], sizes_words(bucket["sizes"]), *_arena_cells(arena))
+    return ["", made] if made.row_count else []
 
 
 def kernel_counts(described: dict[str, Any]) -> str:

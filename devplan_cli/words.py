@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ def microseconds(value: float) -> str:
 def shape(extents: Sequence[Any]) -> str:
     """``1x128x384``; a scalar is ``scalar``."""
     return "x".join(str(extent) for extent in extents) or "scalar"
+
+
+def sizes_words(sizes: Mapping[str, int]) -> str:
+    """``batch=8, length=128``."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def lifetime(allocation: dict[str, Any]) -> str:

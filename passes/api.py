@@ -13,12 +13,12 @@ from ..runtime.errors import UsageError
 from ..runtime.program import PlannedProgram
 from ..runtime.safetensors import weight_files
 from .config import load_config
-from .config_rules import parse_io
+from .config_rules import bucket_rules, parse_io
 from .export import ExportResult
 from .export import export as run_pipeline
 from .load_source import resolve_namespace
 from .narrow import is_tuple
-from .options import IoRule, Progress, silent
+from .options import BucketRule, IoRule, Progress, silent
 from .setting import BY_NAME, nearest
 from .targets import TARGETS
 
@@ -81,6 +81,7 @@ def export(
     methods: Mapping[str, Mapping[str, Any]] | None = None,
     config: str | None = None,
     io: str | Sequence[str] = (),
+    buckets: Mapping[str, int | Sequence[int]] | None = None,
     progress: Progress = silent,
     **options: Any,
 ) -> Exported:
@@ -95,6 +96,8 @@ def export(
             ``example_inputs`` and optionally ``dynamic_shapes``. Modules in common are shared.
         config: a TOML file, or the name of a ready one; the other options win over it.
         io: ``"device"``, or rules such as ``"prefill.tokens=device"``: what callers keep in device memory.
+        buckets: ``{"batch": [1, 8, 32]}``: sizes of dynamic dimensions that get a plan and a CUDA graph of
+            their own, by the name of a `Dim`, ``INPUT:NUMBER`` or ``METHOD.DIMENSION``.
         progress: told (stage, fraction from 0 to 1, detail).
         options: the command's options with underscores: ``device``, ``dtype``, ``arch``,
             ``device_planning``, ``planning_effort``, ``reorder``, ``library_calls``, ``allow_host_ops``,
@@ -110,7 +113,9 @@ def export(
         {"methods": methods} if methods is not None else {"model": model, "example_inputs": example_inputs}
     )
     source = resolve_namespace(SimpleNamespace(**names), "devplan.export")
-    settings = load_config(config, _flags(options), _rules(io), architectures=tuple(TARGETS))
+    settings = load_config(
+        config, _flags(options), _rules(io), buckets=_buckets(buckets or {}), architectures=tuple(TARGETS)
+    )
     result = run_pipeline(source, settings.options, progress)
     return Exported(result, settings.options.weights, settings.weights_files)
 
@@ -121,6 +126,13 @@ def _rules(io: str | Sequence[str]) -> tuple[tuple[str, IoRule], ...]:
         return tuple(("io", parse_io(text)) for text in texts)
     except ValueError as error:
         raise UsageError("cannot use `io`", why=str(error)) from error
+
+
+def _buckets(table: Mapping[str, int | Sequence[int]]) -> tuple[tuple[str, BucketRule], ...]:
+    try:
+        return tuple(("buckets", rule) for _, rule in bucket_rules(table))
+    except ValueError as error:
+        raise UsageError("cannot use `buckets`", why=str(error)) from error
 
 
 def _flags(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,19 +9,19 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..runtime.errors import UsageError
-from .config_rules import io_rules, placement_rules
+from .config_rules import bucket_rules, io_rules, placement_rules
 from .narrow import is_list, is_mapping
-from .options import ExportOptions, IoRule, PlacementRule
+from .options import BucketRule, ExportOptions, IoRule, PlacementRule
 from .pipeline import check_names
 from .setting import BY_NAME, SETTINGS, Setting, nearest
 
-_TABLES = ("pipeline", "export", "plan", "io", "budget", "placement", "pass")
+_TABLES = ("pipeline", "export", "plan", "io", "buckets", "budget", "placement", "pass")
 _READY = Path(__file__).parent.parent / "configs"
 _FALLBACK_ARCHITECTURES = ("sm_80", "sm_90")
 
@@ -55,6 +55,7 @@ class _Layers:
     values: dict[str, Any]
     origins: dict[str, str]
     io: list[tuple[IoRule, str]]
+    buckets: list[tuple[BucketRule, str]] = field(default_factory=list[tuple["BucketRule", str]])
     placement: tuple[PlacementRule, ...] = ()
     pipeline: tuple[str, ...] | None = None
     passes: dict[str, dict[str, Any]] | None = None
@@ -65,6 +66,7 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     io: tuple[tuple[str, IoRule], ...] = (),
     *,
+    buckets: tuple[tuple[str, BucketRule], ...] = (),
     architectures: tuple[str, ...] = (),
     native: Callable[[], tuple[str, ...]] = tuple,
 ) -> Config:
@@ -73,6 +75,7 @@ def load_config(
     Args:
         flags: values by ``table.key``; None means that the flag was not given.
         io: (flag, rule) pairs, after the file's own rules.
+        buckets: the same.
         architectures: the known ones; empty leaves names unchecked.
         native: the architectures of the GPUs that are present.
 
@@ -88,6 +91,7 @@ def load_config(
             layers.values[name] = _read(setting, value, f"`{setting.flag} {value}`")
             layers.origins[name] = setting.flag
     layers.io.extend((rule, flag) for flag, rule in io)
+    layers.buckets.extend((rule, flag) for flag, rule in buckets)
     _set_architectures(layers, architectures, native)
     return _config(layers)
 
@@ -141,6 +145,8 @@ def _read_table(layers: _Layers, key: str, value: Any, at: Callable[[str], str])
     elif key == "io":
         rules = io_rules(value)
         layers.io.extend((rule, at(name)) for name, rule in rules)
+    elif key == "buckets":
+        layers.buckets.extend((rule, at(name)) for name, rule in bucket_rules(value))
     elif key == "pass":
         layers.passes = _pass_options(value)
     else:
@@ -240,6 +246,7 @@ def _config(layers: _Layers) -> Config:
         architectures=v["export.arch"],
         placement=layers.placement,
         io=tuple(rule for rule, _ in layers.io),
+        buckets=tuple(rule for rule, _ in layers.buckets),
         allow_host_ops=v["export.allow-host-ops"],
         allow_tf32=v["export.allow-tf32"],
         library_calls=v["export.library-calls"],
@@ -256,6 +263,7 @@ def _config(layers: _Layers) -> Config:
     _refuse_contradictions(options, v["export.weights-file"], v["export.check"])
     check_names(options)
     origins = layers.origins | {f"io.{i}": origin for i, (_, origin) in enumerate(layers.io)}
+    origins |= {f"buckets.{i}": origin for i, (_, origin) in enumerate(layers.buckets)}
     return Config(
         options,
         max_artifact_size=v["budget.artifact-size"],

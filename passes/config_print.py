@@ -26,6 +26,7 @@ def lines(config: Config) -> list[str]:
             out.append(text if unset else f"{text:<40}# {origin}")
         out.append("")
     out += _print_io(config)
+    out += _print_buckets(config)
     for rule in config.options.placement:
         fields = ("device", "module", "operator", "method")
         out += ["[[placement]]", *(f"{f} = {_toml(v)}" for f in fields if (v := getattr(rule, f))), ""]
@@ -49,6 +50,16 @@ def _print_io(config: Config) -> list[str]:
     if not entries and not skips:
         return ["[io]", 'default = "host"'.ljust(40) + "# default", ""]
     return ["[io]", *entries.values(), *(f"{key} = {_toml(names)}" for key, names in skips.items()), ""]
+
+
+def _print_buckets(config: Config) -> list[str]:
+    """The last rule of each dimension; none, no table."""
+    entries = {
+        rule.dimension: (rule.sizes, config.origins[f"buckets.{index}"])
+        for index, rule in enumerate(config.options.buckets)
+    }
+    lines = [f"{f'{json.dumps(k)} = {_toml(v)}':<40}# {origin}" for k, (v, origin) in entries.items()]
+    return ["[buckets]", *lines, ""] if lines else []
 
 
 def _toml(value: Any) -> str:

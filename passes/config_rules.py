@@ -1,12 +1,12 @@
-"""The parts of a configuration that are lists of rules: input and output locations, and placement."""
+"""The parts of a configuration that are lists of rules: input and output locations, buckets, placement."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from .narrow import is_list, is_mapping
-from .options import IoRule, PlacementRule
+from .narrow import is_list, is_mapping, is_tuple
+from .options import BucketRule, IoRule, PlacementRule
 from .setting import LOCATIONS, nearest
 
 _PLACEMENT_KEYS = ("device", "module", "operator", "method")
@@ -56,6 +56,34 @@ def _skip_targets(key: str, value: Any) -> tuple[str, ...]:
     if not (is_list(targets) and all(isinstance(target, str) for target in targets)):
         raise ValueError(f"`{key}` must be true, `METHOD`, `METHOD.TENSOR` or a list of these")
     return tuple(targets)
+
+
+def parse_bucket(text: str) -> BucketRule:
+    """Read ``batch=1,8,32``, ``x:0=1,8`` or ``prefill.length=128,512``, or raise ValueError."""
+    target, equals, sizes = text.rpartition("=")
+    parts = [part.strip() for part in sizes.split(",")]
+    if not (equals and target.strip() and all(part.isascii() and part.isdigit() for part in parts)):
+        raise ValueError("expected `DIMENSION=SIZE,SIZE`, such as `batch=1,8,32` or `x:0=1,8`")
+    return bucket_rule(target.strip(), [int(part) for part in parts])
+
+
+def bucket_rule(target: str, sizes: Any) -> BucketRule:
+    """A rule for ``DIMENSION`` or ``METHOD.DIMENSION``; ValueError for anything but sizes of 1 or more."""
+    listed: Any = [sizes] if isinstance(sizes, int) else sizes
+    is_listed = (is_list(listed) or is_tuple(listed)) and len(listed) > 0
+    if not (is_listed and all(type(size) is int and size >= 1 for size in listed)):
+        raise ValueError(f"the sizes of `{target}` must be whole numbers, 1 or more, such as [1, 8, 32]")
+    return BucketRule(target, tuple(sorted(set(listed))))
+
+
+def bucket_rules(table: Mapping[str, Any]) -> Iterator[tuple[str, BucketRule]]:
+    """(key, rule) of a ``[buckets]`` table; ValueError says what is wrong with which key."""
+    for key, value in table.items():
+        if is_mapping(value):
+            for name, sizes in value.items():
+                yield f"{key}.{name}", bucket_rule(f"{key}.{name}", sizes)
+        else:
+            yield key, bucket_rule(key, value)
 
 
 def placement_rules(tables: Any) -> tuple[PlacementRule, ...]:

@@ -14,6 +14,8 @@ _TARGETS = {
     "oneOf": [{"type": "boolean"}, {"type": "string"}, {"type": "array", "items": {"type": "string"}}]
 }
 _LOCATION = {"enum": list(LOCATIONS)}
+_SIZE = {"type": "integer", "minimum": 1}
+_SIZES = {"oneOf": [_SIZE, {"type": "array", "items": _SIZE, "minItems": 1}]}
 
 
 def config_schema() -> dict[str, Any]:
@@ -33,6 +35,13 @@ def config_schema() -> dict[str, Any]:
                 "properties": {"default": _LOCATION, "skip-h2d": _TARGETS, "skip-d2h": _TARGETS},
                 "additionalProperties": {
                     "oneOf": [_LOCATION, {"type": "object", "additionalProperties": _LOCATION}]
+                },
+            },
+            "buckets": {
+                "type": "object",
+                "description": "sizes of dynamic dimensions with a plan and a CUDA graph of their own",
+                "additionalProperties": {
+                    "oneOf": [_SIZES, {"type": "object", "additionalProperties": _SIZES}]
                 },
             },
             "placement": {"type": "array", "items": _placement()},

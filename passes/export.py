@@ -14,6 +14,7 @@ from ..runtime.recipes import Recipe
 from ..runtime.safetensors import StoredTensor, all_tensors, open_safetensors, weight_files
 from ..runtime.supply import Supply
 from .base import Stage
+from .buckets import Buckets, check_declared, method_buckets
 from .compile_kernels import compile_kernels
 from .complex_pairs import split_complex
 from .contents import Contents, declare, name_contents
@@ -62,8 +63,12 @@ def export(
     clock = _Clock(progress)
     stored = _stored_weights(options)
     is_hollow = options.weights in ("reference", "none")
+    rules = (*(rule for method in source.methods for rule in method.buckets), *options.buckets)
+    check_declared(source.methods, rules)
     with clock.stage("export"):
         methods: Sequence[ExportedMethod] = _export_methods(source, options, progress)
+        own = {method.name: method.buckets for method in source.methods}
+        buckets = method_buckets({method.name: method.symbols for method in methods}, own, options.buckets)
         contents = name_contents(methods, are_given=is_hollow)
         passes = build_pipeline(options, {"supports": supports, "contents": contents}, folder=folder)
         methods = run_stage(passes, Stage.EXPORTED, methods, observe=observe)
@@ -79,7 +84,9 @@ def export(
             contents.supplier = Supply.fitted(_label(options), stored, _recipes(lowered, contents))
         program = assemble([one.method for one in lowered], contents, kernels, options.architectures)
         (program,) = run_stage(passes, Stage.PROGRAM, [program], observe=observe)
-        planned = plan(program, _plan_options(options))
+        if not options.device_planning:
+            program = replace(program, methods=tuple(_without_buckets(m, buckets) for m in program.methods))
+        planned = plan(program, _plan_options(options, buckets))
         check(planned)
     readers, recipes = _readers(planned.program, contents)
     return ExportResult(planned, readers, tuple(placed), clock.seconds, recipes)
@@ -161,12 +168,20 @@ def _with_contents(method: Method, names: Mapping[tuple[str, str], str]) -> Meth
     return replace(method, storages=storages)
 
 
-def _plan_options(options: ExportOptions) -> PlanOptions:
+def _without_buckets(method: Method, buckets: Buckets) -> Method:
+    if method.name not in buckets:
+        return method
+    note = f"buckets of `{method.name}` have no plans and no graphs: device planning is off"
+    return replace(method, notes=(*method.notes, note))
+
+
+def _plan_options(options: ExportOptions, buckets: Buckets) -> PlanOptions:
     return PlanOptions(
         effort=options.planning_effort,
         reorder=options.reorder,
         static=options.device_planning,
         memory_budget=options.memory_budget,
+        buckets=buckets,
     )
 
 

@@ -14,6 +14,7 @@ from ..runtime.errors import DevplanError, UnsupportedOperatorError
 from ..runtime.program import Argument, Symbol
 from .complex_pairs import decompose_complex
 from .control_flow import name_apart
+from .dimensions import declared, parameter_names
 from .hollow import weight_names
 from .inductor.interfaces import pytree, storage_key
 from .lifted_tensors import merge_lifted_tensors
@@ -114,7 +115,7 @@ def cast_methods(methods: Sequence[MethodSource], dtype: str | None) -> list[Met
             return method
         module = copy.deepcopy(method.module, copied).to(wanted)
         args, kwargs = pytree.tree_map(cast, (method.args, method.kwargs))
-        return MethodSource(method.name, module, args, kwargs, method.dynamic_shapes)
+        return replace(method, module=module, args=args, kwargs=kwargs)
 
     return [cast_method(method) for method in methods]
 
@@ -192,7 +193,7 @@ def analyse(method: MethodSource, exported: torch.export.ExportedProgram) -> Exp
         tensors=tensors,
         state=state,
         updates=updates,
-        symbols=_symbols(exported, inputs, placeholders),
+        symbols=_symbols(method, exported, inputs, placeholders),
         input_tree=_tree(exported.call_spec.in_spec),
         output_tree=_tree(exported.call_spec.out_spec),
         weights=weights,
@@ -228,21 +229,12 @@ def _input_spec(node: torch.fx.Node, spec: Any, name: str) -> InputSpec:
 
 def _input_names(method: MethodSource, exported: torch.export.ExportedProgram) -> list[str]:
     """Public names of the flat inputs: parameter names of ``forward``, joined with paths inside them."""
-    import inspect
-
     args_spec, kwargs_spec = _children(exported.call_spec.in_spec)
-    try:
-        target = method.module.forward if method.exported is None else None
-        parameters = list(inspect.signature(target).parameters.values()) if target is not None else []
-    except (TypeError, ValueError):
-        parameters = []
+    positional = _children(args_spec)
     names: list[str] = []
-    for index, child in enumerate(_children(args_spec)):
-        if index < len(parameters) and parameters[index].kind != inspect.Parameter.VAR_POSITIONAL:
-            base = parameters[index].name
-        else:
-            base = f"input{index}"
-        names += _leaf_names(child, base)
+    if method.exported is None:
+        for name, child in zip(parameter_names(method, len(positional)), positional, strict=True):
+            names += _leaf_names(child, name)
     for key, child in zip(kwargs_spec.context or (), _children(kwargs_spec), strict=True):
         names += _leaf_names(child, str(key))
     if method.exported is not None:
@@ -302,10 +294,14 @@ def _outputs(
 
 
 def _symbols(
-    exported: torch.export.ExportedProgram, inputs: Sequence[InputSpec], placeholders: Sequence[torch.fx.Node]
+    method: MethodSource,
+    exported: torch.export.ExportedProgram,
+    inputs: Sequence[InputSpec],
+    placeholders: Sequence[torch.fx.Node],
 ) -> tuple[Symbol, ...]:
     """Every dynamic dimension with its declared bounds; a missing maximum is refused by name."""
     nodes = {n.name: n for n in placeholders}
+    dims = declared(method).dims
     found: dict[str, Symbol] = {}
     for spec in inputs:
         value = nodes[spec.node].meta.get("val")
@@ -314,6 +310,7 @@ def _symbols(
         for dimension, extent in enumerate(value.shape):
             if isinstance(extent, torch.SymInt) and extent.node.expr.is_symbol:
                 name = str(extent.node.expr)
+                dim = dims.get((spec.name, dimension))
                 if name not in found:
                     lower, upper = bound_of(exported, extent)
                     if upper is None:
@@ -322,4 +319,6 @@ def _symbols(
                             hint="give one: `torch.export.Dim('n', max=...)`",
                         )
                     found[name] = Symbol(name, lower, upper, spec.name, dimension)
+                if dim is not None and not found[name].label:
+                    found[name] = replace(found[name], label=dim.__name__)
     return tuple(found.values())

@@ -18,14 +18,16 @@ from typing import Any, cast
 import torch
 
 from ..runtime.errors import UsageError
+from .config_rules import bucket_rule
 from .function_module import FunctionModule
 from .hollow import without_weights
 from .narrow import is_mapping, is_sequence, is_tuple
+from .options import BucketRule
 from .source import MethodSource, ModelSource
 from .source_text import default_name, split_source
 from .user_code import UserCode, import_file, import_module
 
-_METHOD_KEYS = ("module", "function", "example_inputs", "dynamic_shapes")
+_METHOD_KEYS = ("module", "function", "example_inputs", "dynamic_shapes", "buckets")
 _INPUTS = "a tuple, a dict for keyword arguments, or a function that makes one"
 _MODEL = "an `nn.Module`, or a function or class that makes one without arguments"
 
@@ -100,7 +102,8 @@ class _Resolver:
             )
         args, kwargs = self._inputs("example_inputs", space["example_inputs"])
         shapes = self._shapes("dynamic_shapes", space.get("dynamic_shapes"))
-        return MethodSource("forward", model, args, kwargs, shapes)
+        buckets = self._buckets("buckets", space.get("buckets"))
+        return MethodSource("forward", model, args, kwargs, shapes, buckets=buckets)
 
     def _many(self, methods: Any) -> tuple[MethodSource, ...]:
         at = self.code.at("methods")
@@ -142,7 +145,8 @@ class _Resolver:
             raise self.code.error(f"`{what}` at {at} has no `example_inputs`", f"expected {_INPUTS}")
         args, kwargs = self._inputs(f"{what}.example_inputs", entry["example_inputs"], at)
         shapes = self._shapes(f"{what}.dynamic_shapes", entry.get("dynamic_shapes"), at)
-        return MethodSource(name, module, args, kwargs, shapes)
+        buckets = self._buckets(f"{what}.buckets", entry.get("buckets"), at)
+        return MethodSource(name, module, args, kwargs, shapes, buckets=buckets)
 
     def _from_convention(self, name: str, value: Any) -> MethodSource:
         """A class with ``get_eager_model`` and ``get_example_inputs``, as ExecuTorch's examples have it."""
@@ -255,6 +259,19 @@ class _Resolver:
         at = at or self.code.at(what)
         why = f"`{what}` at {at} is {_kind(value)}, expected a dict or tuple as `torch.export` has it"
         raise self.code.error(why, 'for example `{"x": {0: torch.export.Dim("batch", max=32)}}`')
+
+    def _buckets(self, what: str, value: Any, at: str = "") -> tuple[BucketRule, ...]:
+        if value is None:
+            return ()
+        at = at or self.code.at(what)
+        example = 'for example `{"batch": [1, 8, 32]}`'
+        if not (is_mapping(value) and all(isinstance(name, str) for name in value)):
+            why = f"`{what}` at {at} is {_kind(value)}, expected a dict of sizes by dimension"
+            raise self.code.error(why, example)
+        try:
+            return tuple(bucket_rule(name, sizes) for name, sizes in value.items())
+        except ValueError as error:
+            raise self.code.error(f"`{what}` at {at}: {error}", example) from error
 
 
 def _is_convention(value: Any) -> bool:

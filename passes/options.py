@@ -32,6 +32,19 @@ class IoRule:
 
 
 @dataclass(frozen=True)
+class BucketRule:
+    """Sizes of a dynamic dimension that get a plan and a CUDA graph of their own.
+
+    ``dimension`` is the name of a `torch.export.Dim` or ``INPUT:NUMBER``, in every method that has it, or in
+    one as ``METHOD.DIMENSION``. Later rules win.
+    """
+
+    dimension: str
+    sizes: tuple[int, ...]
+    """Rising and different."""
+
+
+@dataclass(frozen=True)
 class ExportOptions:
     """The settings of one export. The defaults are those of ``configs/default.toml``."""
 
@@ -40,6 +53,7 @@ class ExportOptions:
     architectures: tuple[str, ...] = ("sm_80", "sm_90")
     placement: tuple[PlacementRule, ...] = ()
     io: tuple[IoRule, ...] = ()
+    buckets: tuple[BucketRule, ...] = ()
     allow_host_ops: bool = False
     allow_tf32: bool = False
     library_calls: bool = True

@@ -13,6 +13,7 @@ from ..runtime.expr import Expr, Size
 from .inductor.interfaces import python_text
 
 _UNBOUNDED = 1 << 40
+_TRACED_FROM = 2
 
 
 def to_size(value: Any) -> Size:
@@ -36,9 +37,16 @@ def to_dtype(dtype: torch.dtype) -> DType:
 
 
 def bound_of(exported: Any, extent: torch.SymInt) -> tuple[int, int | None]:
-    """Inclusive bounds of a symbolic extent; no upper bound is None."""
+    """Inclusive bounds of a symbolic extent; no upper bound is None.
+
+    While it traces, torch takes every dynamic size to be 2 or more; what the user declared is kept in the
+    exported program's constraints, and is what may be passed at run time.
+    """
     node = extent.node
     ranges = node.shape_env.bound_sympy(node.expr)
     lower = int(ranges.lower) if isinstance(ranges.lower, sympy.Integer) else 0
     upper = int(ranges.upper) if isinstance(ranges.upper, sympy.Integer) else _UNBOUNDED
+    said = getattr(exported, "range_constraints", {}).get(node.expr)
+    if lower == _TRACED_FROM and said is not None and isinstance(said.lower, sympy.Integer):
+        lower = max(int(said.lower), 1)
     return max(lower, 0), upper if upper < _UNBOUNDED else None

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .options import BucketRule
+
 
 @dataclass(frozen=True)
 class MethodSource:
@@ -22,6 +24,8 @@ class MethodSource:
     kwargs: dict[str, Any] = field(default_factory=dict)
     dynamic_shapes: Any = None
     exported: torch.export.ExportedProgram | None = None
+    buckets: tuple[BucketRule, ...] = ()
+    """Sizes of its dynamic dimensions that the model file declares."""
 
 
 @dataclass(frozen=True)

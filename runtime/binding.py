@@ -224,11 +224,11 @@ class Execution:
                 segment.step = self._backends[segment.device].capture(segment.steps)
             except DevplanError as error:
                 failure = f"the capture failed: {error}"
-        self.no_graph_reason = failure or self._explain()
+        self.no_graph_reason = failure or self.obstacle()
         self.run = self._simple() or self._run
 
-    def _explain(self) -> str:
-        """Why the captured method is not one device graph; empty when it is."""
+    def obstacle(self) -> str:
+        """Why the method cannot be one device graph; empty when it can."""
         accelerators = {segment.device for segment in self.segments if segment.device != CPU}
         hosts = sum(segment.device == CPU and segment.jump is None for segment in self.segments)
         if not accelerators:

@@ -46,7 +46,9 @@ class Bound:
     @property
     def no_graph_reason(self) -> str:
         """Why this does not run as one device graph; empty when it does."""
-        return self.execution.no_graph_reason if self.execution.is_captured else self.not_captured_reason
+        if self.execution.is_captured:
+            return self.execution.no_graph_reason
+        return self.execution.obstacle() or self.not_captured_reason
 
     @property
     def graph_nbytes(self) -> int | None:

@@ -170,7 +170,8 @@ class SymbolReader:
         if not symbol.lower <= size <= symbol.upper:
             raise UsageError(
                 f"input `{symbol.input}` has size {size} in dimension {symbol.dimension}",
-                why=f"the program was exported for {symbol.lower} to {symbol.upper} (`{symbol.name}`)",
+                why=f"the program was exported for {symbol.lower} to {symbol.upper}"
+                f" (`{symbol.label or symbol.name}`)",
             )
         return size
 

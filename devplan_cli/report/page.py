@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime.program import Launch, PlannedProgram
-from ..summary import constants_line, kernel_counts, port_words
-from ..words import count, lifetime, origin, size
+from ..summary import constants_line, dimension_names, kernel_counts, port_words
+from ..words import count, lifetime, origin, size, sizes_words
 from .lanes import lanes_svg
 from .markup import element, table, text
 from .svg import ROLE_COLOURS, arena_svg
@@ -80,13 +80,19 @@ def _method(method: dict[str, Any], planned: PlannedProgram) -> Iterator[str]:
     program = next(m for m in planned.program.methods if m.name == method["name"])
     origins = {storage.name: origin(storage.origin) for storage in program.storages}
     yield element("h2", text(f"Method {method['name']}"))
-    signature = [f"in: {port_words(port)}" for port in method["inputs"]]
-    signature += [f"out: {port_words(port)}" for port in method["outputs"]]
+    names = dimension_names(method)
+    signature = [f"in: {port_words(port, names)}" for port in method["inputs"]]
+    signature += [f"out: {port_words(port, names)}" for port in method["outputs"]]
     yield element("p", "<br/>".join(text(line) for line in signature), class_="signature")
     for arena in method["arenas"]:
         if arena["allocations"]:
             yield element("h3", text(_arena_title(arena)))
             yield element("div", arena_svg(arena, origins), class_="plot")
+    for bucket in method["buckets"]:
+        for arena in bucket["arenas"]:
+            if arena["allocations"]:
+                told = element("summary", text(f"{sizes_words(bucket['sizes'])}: {_arena_title(arena)}"))
+                yield element("details", told, element("div", arena_svg(arena, origins), class_="plot"))
     yield element("h3", "Regions and copies")
     yield lanes_svg(program)
     yield element("h3", text(f"Copies ({len(method['copies'])})"))

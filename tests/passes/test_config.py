@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devplan.passes.config import load_config
-from devplan.passes.config_rules import parse_io, parse_skip
+from devplan.passes.config_rules import parse_bucket, parse_io, parse_skip
 from devplan.passes.config_schema import config_schema
-from devplan.passes.options import ExportOptions, IoRule, PlacementRule
+from devplan.passes.options import BucketRule, ExportOptions, IoRule, PlacementRule
 from devplan.passes.pipeline import pass_class, pass_names
 from devplan.passes.setting import SETTINGS, parse_size
 from devplan.runtime.errors import UsageError
@@ -55,6 +55,11 @@ default = "host"
 decode.cache = "device"
 skip-h2d = ["prefill"]
 skip-d2h = true
+
+[buckets]
+batch = [32, 1, 8]
+"x:0" = 4
+prefill.length = [128]
 
 [[placement]]
 device = "cpu"
@@ -110,6 +115,11 @@ def test_one_file_can_say_everything(write) -> None:
             IoRule("h2d", "device", "prefill"),
             IoRule("d2h", "device"),
         ),
+        buckets=(
+            BucketRule("batch", (1, 8, 32)),
+            BucketRule("x:0", (4,)),
+            BucketRule("prefill.length", (128,)),
+        ),
         allow_host_ops=True,
         allow_tf32=True,
         library_calls=False,
@@ -141,6 +151,7 @@ def test_flags_win_over_the_file_and_each_value_knows_its_origin(write) -> None:
     assert config.origins["export.jobs"] == f"{file}:13"
     assert config.origins["export.device"] == f"{file}:5"
     assert config.origins["io.1"] == f"{file}:30"
+    assert config.origins["buckets.0"] == f"{file}:36"
 
 
 def test_the_last_io_rule_is_the_flag(write) -> None:
@@ -183,6 +194,9 @@ REFUSED = {
     "a placement without device": ('[[placement]]\nmodule = "x"\n', ["needs a `device`"]),
     "a pass that is no table": ("[pass]\nfold = 3\n", ["[pass.fold]"]),
     "a pipeline that is a text": ('pipeline = "fold"\n', ["expected a list of pass names"]),
+    "a bucket of size 0": ("[buckets]\n\nbatch = [0]\n", ["mine.toml:1", "`batch`", "1 or more"]),
+    "a bucket that is a text": ('[buckets]\nbatch = "8"\n', ["the sizes of `batch` must be whole numbers"]),
+    "a bucket without sizes": ("[buckets]\nbatch = []\n", ["such as [1, 8, 32]"]),
     "what is no TOML": ("[export\n", ["it is not TOML"]),
 }
 
@@ -254,6 +268,32 @@ def test_bad_io_flags(text: str) -> None:
 def test_skip_flags() -> None:
     assert parse_skip("h2d", "*") == IoRule("h2d", "device")
     assert parse_skip("d2h", "decode.logits") == IoRule("d2h", "device", "decode", "logits")
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("batch=1,8,32", BucketRule("batch", (1, 8, 32))),
+        ("batch=8", BucketRule("batch", (8,))),
+        ("x:0= 8, 1 ,8", BucketRule("x:0", (1, 8))),
+        ("prefill.tokens:1=128", BucketRule("prefill.tokens:1", (128,))),
+    ],
+)
+def test_bucket_flags(text: str, rule: BucketRule) -> None:
+    assert parse_bucket(text) == rule
+
+
+@pytest.mark.parametrize("text", ["", "batch", "batch=", "=8", "batch=0", "batch=-1", "batch=8,", "batch=a"])
+def test_bad_bucket_flags(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected `DIMENSION=SIZE,SIZE`|1 or more"):
+        parse_bucket(text)
+
+
+def test_buckets_of_flags_come_after_those_of_the_file(write) -> None:
+    config = load_config(write(EVERYTHING), buckets=(("--buckets batch=2", parse_bucket("batch=2")),))
+    assert config.options.buckets[-1] == BucketRule("batch", (2,))
+    assert config.origins["buckets.3"] == "--buckets batch=2"
+    assert '"batch" = [2]' in config.toml()
 
 
 @given(st.integers(0, 1 << 50))
