@@ -112,9 +112,9 @@ def export(
         list[str] | None,
         _option(
             "--buckets",
-            metavar="DIM=1,8,32",
-            help="Sizes of a dynamic dimension (a Dim's name or INPUT:NUMBER) with a plan and a graph of"
-            " their own; repeatable.",
+            metavar="RULE",
+            help="DIM=1,8,32: sizes of a dynamic dimension with a plan and a CUDA graph of"
+            " their own; repeatable. DIM is a Dim's name or INPUT:NUMBER.",
             panel=_PLAN,
         ),
     ] = None,

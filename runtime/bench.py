@@ -86,7 +86,7 @@ def measure(
     with load(artifact, device=device, allow_torch_ops=allow_torch_ops, weights=weights) as program:
         placed = place_inputs(program, program.method(method), inputs)
         result = bench(program, program.method(method), placed, repeat, warmup, free_before)
-    document = {**result.document(), "cold_start_s": cold}
+    document = {**result.document(), "cold_start_s": cold or None}
     if page is not None:
         from .bench_page import page as page_of
 

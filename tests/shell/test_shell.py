@@ -50,3 +50,20 @@ def test_the_ci_recipe_and_every_exit_code(tmp_path: Path, environment: dict[str
     (tmp_path / "tiny.pte").rename(tmp_path / "last.pte")
     codes = shell("exit_codes.sh", MODELS, "last.pte", cwd=tmp_path, environment=environment)
     assert codes.returncode == 0, codes.stdout + codes.stderr
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="the script reads JSON with jq")
+def test_buckets_from_export_to_the_counts_of_a_run(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = shell("buckets.sh", MODELS / "batched.py", cwd=tmp_path, environment=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        "error: cannot use buckets of `bacth` (code 2): no method has a dynamic dimension of that name; "
+        "did you mean `batch`; dynamic dimensions are `batch` of `forward` from 1 to 32",
+        "error: cannot use buckets of `batch` (code 2): `batch` of `forward` from 1 to 32 does not admit 64; "
+        "take sizes within the bounds, or widen those of the `Dim`",
+        "error: cannot use `--buckets batch` (code 2): expected `DIMENSION=SIZE,SIZE`, such as `batch=1,8,32` "
+        "or `x:0=1,8`; write `--buckets batch=1,8,32`",
+        "error: input `input` has size 33 in dimension 0 (code 2): the program was exported for 1 to 32 (`batch`)",
+        "error: no CUDA graph is used (code 1): the emulator has no graphs; run on a CUDA device with static "
+        "shapes or a bucket's, or drop `--require-cuda-graph`",
+    ]

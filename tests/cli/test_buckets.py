@@ -1,0 +1,84 @@
+"""Buckets through the command: what an export declares, what `run` and `bench` count, what `diff` misses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import MODELS, check_schema, devplan
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+BATCHED = MODELS / "batched.py"
+
+
+@pytest.fixture(scope="module")
+def batched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Exported with its own bucket of 8."""
+    folder = tmp_path_factory.mktemp("batched")
+    result = devplan("export", BATCHED, "--json", cwd=folder)
+    assert result.code == 0, result.err
+    check_schema(result.document, "inspect")
+    (method,) = result.document["methods"]
+    assert [bucket["sizes"] for bucket in method["buckets"]] == [{"batch": 8}]
+    return folder / "batched.pte"
+
+
+def test_run_counts_hits_and_says_why_no_graph_is_used(batched: Path) -> None:
+    result = devplan("run", batched, "--shape", "input=8x16", "--repeat", "3", "--json")
+    check_schema(result.document, "run")
+    (bucket,) = result.document["buckets"]
+    assert (bucket["sizes"], bucket["calls"], result.document["other_calls"]) == ({"batch": 8}, 3, 0)
+    assert bucket["cuda_graph"] is True or bucket["cuda_graph"]["reason"]
+
+
+def test_run_tells_a_person_the_same(batched: Path) -> None:
+    lines = devplan("run", batched, "--shape", "input=7x16").out.splitlines()
+    at = lines.index("Buckets of forward")
+    assert lines[at + 2].split()[:2] == ["batch=8", "0"]
+    assert lines[at + 3].split() == ["other", "sizes", "1"]
+
+
+def test_bench_counts_its_calls(batched: Path) -> None:
+    words = ("--shape", "input=8x16", "--repeat", "5", "--warmup", "2", "--no-cold-start", "--json")
+    document = devplan("bench", batched, *words).document
+    check_schema(document, "bench")
+    assert document["buckets"][0]["calls"] == 7
+
+
+def test_inspect_shows_each_plan_beside_its_lower_bound(batched: Path) -> None:
+    for words in ((), ("--explain",)):
+        out = devplan("inspect", batched, *words).out
+        assert "Buckets, within the arenas" in out
+        assert any(line.split()[:3] == ["forward", "batch=8", "cpu"] for line in out.splitlines())
+    assert "float32[batchx16]" in devplan("inspect", batched).out
+
+
+def test_a_lost_bucket_matters_to_diff_and_a_new_one_does_not(batched: Path, tmp_path: Path) -> None:
+    assert (
+        devplan("export", BATCHED, "-q", "-o", "more.pte", "--buckets", "batch=8,32", cwd=tmp_path).code == 0
+    )
+    more = tmp_path / "more.pte"
+    gained = devplan("diff", batched, more, "--json")
+    check_schema(gained.document, "diff")
+    assert (gained.code, gained.document["equal"]) == (0, True)
+    lost = devplan("diff", more, batched, "--json")
+    check_schema(lost.document, "diff")
+    assert lost.code == 4
+    assert "`forward` has no bucket batch=32 any more" in [
+        change["what"] for change in lost.document["changes"]
+    ]
+
+
+def test_a_configuration_file_declares_them_and_flags_win(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[buckets]\nbatch = [1, 2]\n")
+    words = ("export", BATCHED, "-q", "--config", "mine.toml", "--json")
+    document = devplan(*words, cwd=tmp_path).document
+    assert [b["sizes"]["batch"] for b in document["methods"][0]["buckets"]] == [1, 2]
+    document = devplan(*words, "--buckets", "input:0=4", cwd=tmp_path).document
+    assert [b["sizes"]["batch"] for b in document["methods"][0]["buckets"]] == [4]
+    printed = devplan(*words[:-1], "--buckets", "batch=4", "--print-config", cwd=tmp_path).out
+    assert '"batch" = [4]' in printed and "# --buckets batch=4" in printed
