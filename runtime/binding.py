@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .backend import Backend, Operand, Step
@@ -134,9 +134,11 @@ class Binder:
         bindings: Bindings,
         decorate: Decorate | None = None,
         ends: Mapping[str, HostEnd] | None = None,
+        saved: Collection[int] = (),
     ) -> None:
         self._method, self._backends, self._operands = method, backends, operands
         self._bindings, self._decorate, self._ends = bindings, decorate, ends or {}
+        self._saved = saved
 
     def segments(self) -> list[Segment]:
         """All instructions of the method, bound; segments end at host steps, jumps and jump targets."""
@@ -169,7 +171,9 @@ class Binder:
         if isinstance(first, Jump):
             return Segment(begin, end, CPU, [], copies, first)
         steps = [step for index in range(begin, end) if (step := self._step(index)) is not None]
-        for instruction in instructions:
+        for index, instruction in enumerate(instructions, begin):
+            if index in self._saved:
+                continue
             if isinstance(instruction, Copy) and (source := self._operands[instruction.source]).numel:
                 copies.add(instruction.kind, source.numel * source.dtype.itemsize)
         return Segment(begin, end, device, steps, copies)
@@ -178,6 +182,8 @@ class Binder:
         instruction = self._method.instructions[index]
         assert not isinstance(instruction, Jump)
         step: Step | None = None
+        if index in self._saved:
+            return None
         if not is_empty(instruction, self._operands, self._bindings):
             backend = self._backends[self._device(index)]
             step = self._moving(instruction, backend) or backend.bind(

@@ -9,6 +9,7 @@ from typing import Any
 
 from .backend import Operand
 from .binding import CopyTally, Execution
+from .direct import Direct
 from .host_io import MovingOutput
 from .inputs import Store
 from .outputs import Fetch
@@ -34,6 +35,8 @@ class Bound:
     borrows: list[Fetch]
     moving: list[MovingOutput]
     """Outputs that a call may write straight into memory of the caller's."""
+    direct: Direct
+    """Copies that are saved, and the blocks reserved for them."""
     uses: int = 0
     not_captured_reason: str = "these shapes and addresses are new; they are captured when they come again"
 
@@ -41,6 +44,7 @@ class Bound:
         """Give back what a failed call left; the copies executed so far."""
         for output in self.moving:
             output.drop()
+        self.direct.close()
         return self.execution.copies()
 
     @property

@@ -10,6 +10,7 @@ from .backend import Backend, Operand
 from .binding import Binder, CopyTally, Decorate, Execution, device_of, refuse_larger, resolve
 from .bound import Bound, BoundCache, BucketUse, Sizes
 from .buckets import bucket_title
+from .direct import Direct, use_host_ends
 from .errors import UsageError
 from .expr import evaluate
 from .host import address_of
@@ -167,8 +168,17 @@ class Caller:
         layout = context.buckets.get(tuple(bindings.values()), context.layout)
         refuse_larger(method, bindings)
         operands = resolve(method, {**layout.addresses, **external}, bindings)
+        direct = self._direct(operands, bindings, layout)
+        try:
+            return self._bound(direct, bindings, layout)
+        except BaseException:
+            direct.close()
+            raise
+
+    def _bound(self, direct: Direct, bindings: Mapping[str, int], layout: Layout) -> Bound:
+        context, method, operands = self._context, self.method, direct.planned
         ends = host_ends(method, operands, lambda copy: self._mover(copy, operands) is not None)
-        binder = Binder(method, context.backends, operands, bindings, layout.decorate, ends)
+        binder = Binder(method, context.backends, direct.used, bindings, layout.decorate, ends, direct.saved)
         execution = Execution(binder.segments(), operands, context.backends)
         outputs = {
             port.value: MovingOutput(operands[port.value], ends[port.value], context.shared)
@@ -186,7 +196,18 @@ class Caller:
             ],
             [self._borrow(port, operands) for port in method.outputs],
             list(outputs.values()),
+            direct,
         )
+
+    def _direct(self, operands: dict[str, Operand], bindings: Mapping[str, int], layout: Layout) -> Direct:
+        """The operands with small copies saved; not where each instruction is watched on the plan's memory.
+
+        Nor where bindings come and go: what was borrowed of an output would lose its memory with them.
+        """
+        if layout.decorate is not None or not self.is_static:
+            return Direct(operands, operands)
+        backends, take = self._context.backends, self._context.shared.take
+        return use_host_ends(self.method, operands, bindings, backends, take)
 
     def refill(self, bound: Bound, args: Sequence[Any]) -> None:
         """Store a call's inputs where the plan has them, for steps that were bound one by one."""

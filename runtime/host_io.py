@@ -81,10 +81,7 @@ def host_ends(
     """
     storages = {storage.name: storage for storage in method.storages}
     storage_of = {value.name: value.storage for value in method.values}
-    users: dict[str, list[Instruction]] = {}
-    for instruction in method.instructions:
-        for storage in {storage_of[name] for name in _names(instruction)}:
-            users.setdefault(storage, []).append(instruction)
+    users = users_by_storage(method)
     shown = [storage_of[port.value] for port in (*method.inputs, *method.outputs) if port.value]
     ends: dict[str, HostEnd] = {}
     for ports, kind in ((method.inputs, CopyKind.H2D), (method.outputs, CopyKind.D2H)):
@@ -96,6 +93,16 @@ def host_ends(
             if copy is not None and _is_whole(port.value, home, copy, operands) and can_move(copy):
                 ends[port.value] = HostEnd(operands[port.value].address)
     return ends
+
+
+def users_by_storage(method: Method) -> dict[str, list[Instruction]]:
+    """The instructions that touch each storage, in order."""
+    storage_of = {value.name: value.storage for value in method.values}
+    users: dict[str, list[Instruction]] = {}
+    for instruction in method.instructions:
+        for storage in {storage_of[name] for name in _names(instruction)}:
+            users.setdefault(storage, []).append(instruction)
+    return users
 
 
 def _names(instruction: Instruction) -> tuple[str, ...]:

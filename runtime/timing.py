@@ -58,9 +58,9 @@ def timed_steps(program: LoadedProgram, method: LoadedMethod) -> list[Timed] | N
     made: list[Timed] = []
     for index, instruction in enumerate(method.description.instructions):
         device = device_of(instruction, bound.operands)
-        if is_empty(instruction, bound.operands, bound.bindings):
+        if index in bound.direct.saved or is_empty(instruction, bound.operands, bound.bindings):
             continue
-        step = _bind(program.backends[device], instruction, bound.operands, bound.bindings)
+        step = _bind(program.backends[device], instruction, bound.direct.used, bound.bindings)
         made.append(Timed(index, instruction, device, step))
     return made
 

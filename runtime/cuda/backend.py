@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _WARP = 32
 
+_DIRECT_NBYTES = 2048
+"""What a kernel takes over the bus in hardly more time than one byte."""
+
 _LIBRARIES = {"matmul": "cublaslt", "convolution": "cudnn", "attention": "cudnn"}
 """Which library serves a function of `runtime.library`; `fill` needs none."""
 
@@ -49,6 +52,11 @@ class CudaBackend(GpuContext):
         """Which of a library's algorithms to take, by the call's key; see `runtime.tune`."""
         self.launches_early = os.environ.get("DEVPLAN_EARLY_LAUNCH", "1") != "0"
         """Whether a kernel that waits by itself is launched while the one before it ends."""
+
+    @property
+    def direct_nbytes(self) -> int:
+        """Bytes up to which a kernel uses pinned host memory in place of a copy."""
+        return _DIRECT_NBYTES
 
     @property
     def uses_ptx(self) -> tuple[str, ...]:

@@ -1,0 +1,135 @@
+"""Small host inputs and outputs that a kernel reads and writes where they are, in place of a copy.
+
+A copy of a few bytes costs some microseconds of a call that may take ten: two engines of the GPU hand over to
+each other. Pinned memory has one address for host and GPU, so the kernel that reads an input, or writes an
+output, can use the host's place itself. It then waits for the bus, once: so only where a single launch of few
+programs does, and only for small tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .backend import Backend, Operand, Step
+from .expr import evaluate
+from .host_io import users_by_storage
+from .program import CPU, Copy, CopyKind, Device, Launch, Method, Role
+
+_MOST_PROGRAMS = 256
+"""Each of them may read the same bytes over the bus."""
+
+_HELD = (Role.CONSTANT, Role.STATE)
+"""Memory that outlives a call."""
+
+Take = Callable[[Device, int], tuple[int, Step]]
+"""Reserves a block of so many bytes on a device; gives its address and how to give it back."""
+
+
+@dataclass
+class Direct:
+    """Where a method's values are when some copies are saved.
+
+    The plan may share the host's place of an input with that of an output, since the one is copied before the
+    other; without the copies both are in use at once, so that each gets a block of its own.
+    """
+
+    planned: dict[str, Operand]
+    """For callers: the host ends are in their blocks, the device ends where the plan has them."""
+    used: dict[str, Operand]
+    """For the instructions: the device ends of saved copies are in the blocks, too."""
+    saved: set[int] = field(default_factory=set[int])
+    """Indices of the copies."""
+    releases: list[Step] = field(default_factory=list[Step])
+
+    def close(self) -> None:
+        """Give the blocks back. Idempotent."""
+        while self.releases:
+            self.releases.pop()()
+
+
+def use_host_ends(
+    method: Method,
+    operands: Mapping[str, Operand],
+    bindings: Mapping[str, int],
+    backends: Mapping[Device, Backend],
+    take: Take,
+) -> Direct:
+    """Find the copies that can be saved on backends that offer ``direct_nbytes``, and do without them."""
+    direct = Direct(dict(operands), dict(operands))
+    for index, copy in enumerate(method.instructions):
+        if not isinstance(copy, Copy) or copy.kind not in (CopyKind.H2D, CopyKind.D2H):
+            continue
+        ends = _Ends.of(copy)
+        backend = backends[operands[ends.device].device]
+        if _is_small(method, ends, operands, bindings, backend) and _is_one_launch(method, ends, bindings):
+            block, release = take(CPU, operands[ends.host].span_nbytes)
+            direct.releases.append(release)
+            direct.saved.add(index)
+            for end in (ends.host, ends.device):
+                moved = _moved(method, operands, end, block)
+                direct.used.update(moved)
+                if end == ends.host:
+                    direct.planned.update(moved)
+    return direct
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """A copy, and its values by where they are."""
+
+    copy: Copy
+    host: str
+    device: str
+    uploads: bool
+
+    @classmethod
+    def of(cls, copy: Copy) -> _Ends:
+        if copy.kind is CopyKind.H2D:
+            return cls(copy, copy.source, copy.destination, True)
+        return cls(copy, copy.destination, copy.source, False)
+
+
+def _moved(method: Method, operands: Mapping[str, Operand], end: str, block: int) -> dict[str, Operand]:
+    """All values of an end's storage, with the storage at ``block``."""
+    home, shift = method.value(end).storage, block - operands[end].address
+    return {
+        value.name: replace(operands[value.name], address=operands[value.name].address + shift)
+        for value in method.values
+        if value.storage == home and value.name in operands
+    }
+
+
+def _is_small(
+    method: Method,
+    ends: _Ends,
+    operands: Mapping[str, Operand],
+    bindings: Mapping[str, int],
+    backend: Backend,
+) -> bool:
+    """Whether both ends are whole storages of the same dense bytes, few enough to be used over the bus."""
+    most: Any = getattr(backend, "direct_nbytes", 0)
+    host, device = operands[ends.host], operands[ends.device]
+    if host.shape != device.shape or host.strides != device.strides:
+        return False
+    nbytes = host.numel * host.dtype.itemsize
+    if not 0 < nbytes == host.span_nbytes <= most:
+        return False
+    homes = {method.value(end).storage for end in (ends.host, ends.device)}
+    whole = [s for s in method.storages if s.name in homes and evaluate(s.nbytes, bindings) == nbytes]
+    return len(whole) == 2 and not any(s.external or s.role in _HELD for s in whole)
+
+
+def _is_one_launch(method: Method, ends: _Ends, bindings: Mapping[str, int]) -> bool:
+    """Whether a single launch of few programs reads what was uploaded, or writes what is downloaded."""
+    users = users_by_storage(method)
+    host, device = (users[method.value(end).storage] for end in (ends.host, ends.device))
+    others = [user for user in device if user is not ends.copy]
+    if len(host) != 1 or len(others) != 1 or not isinstance(others[0], Launch):
+        return False
+    launch = others[0]
+    wrong = launch.writes if ends.uploads else launch.reads
+    is_one_way = method.value(ends.device).storage not in {method.value(name).storage for name in wrong}
+    return is_one_way and math.prod(evaluate(size, bindings) for size in launch.grid) <= _MOST_PROGRAMS
