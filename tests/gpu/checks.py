@@ -684,6 +684,43 @@ def check_program_with_state() -> str:
     return f"3 calls, a clone, 5,000 calls bit-identical and flat in {time.perf_counter() - start:.2f} s"
 
 
+def check_buckets() -> str:
+    """Each declared size replays one graph of its own on the arena that all sizes share."""
+    weight = RANDOM.standard_normal((64, 64)).astype(np.float32)
+    sizes, rows = (1, 8, 256), list(range(9, 109))
+    with programs.batched(KERNELS["add_scaled"], weight, sizes) as program:
+        method = program.method()
+
+        def call(count: int) -> float:
+            x = RANDOM.standard_normal((count, 64)).astype(np.float32)
+            start = time.perf_counter()
+            got = method(x)["z"]
+            seconds = time.perf_counter() - start
+            wanted = x.astype(np.float64) @ weight.astype(np.float64) + 2.0 * x.astype(np.float64)
+            assert error_of(got, wanted) < 3e-6, count
+            return seconds
+
+        for size in sizes:
+            call(size)
+            assert method.no_graph_reason == ""
+        graphs = program.backends[GPU]._graphs
+        assert len(graphs) == len(sizes), len(graphs)
+        new = sorted(call(count) for count in rows)
+        assert "none of the declared buckets" in method.no_graph_reason
+        assert len(graphs) == len(sizes), len(graphs)
+        call(rows[-1])
+        assert method.no_graph_reason == "" and len(graphs) == len(sizes) + 1
+        before = gpu().memory_info()[0]
+        times = {size: sorted(call(size) for _ in range(500)) for size in sizes}
+        assert gpu().memory_info()[0] == before and len(graphs) == len(sizes) + 1
+        assert [use.calls for use in method.buckets] == [501] * 3 and method.other_calls == len(rows) + 1
+        assert {use.no_graph_reason for use in method.buckets} == {""}
+        taken = [use.graph_nbytes for use in method.buckets]
+        assert None not in taken
+        medians = ", ".join(f"{size}: {times[size][250] * 1e6:.0f} us" for size in sizes)
+        return f"{medians}; a new size {new[50] * 1e6:.0f} us; graphs take {taken} bytes; memory flat"
+
+
 def check_clones_in_threads() -> str:
     weight, x = (RANDOM.standard_normal((64, 64)).astype(np.float32) for _ in range(2))
     with programs.load(KERNELS["add_scaled"], weight) as program:

@@ -1,4 +1,4 @@
-"""A hand-made program for the GPU checks: copies, a generated kernel, a product, a constant and state."""
+"""Hand-made programs for the GPU checks: copies, a generated kernel, a product, a constant, state, buckets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import hashlib
 
 import numpy as np
 
+from devplan.planner import PlanOptions, check, plan
 from devplan.runtime.cpu import CpuBackend
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.engine import LoadedProgram
+from devplan.runtime.expr import Expr
 from devplan.runtime.program import (
     CPU,
     Allocation,
@@ -31,6 +33,7 @@ from devplan.runtime.program import (
     Role,
     StateVariable,
     Storage,
+    Symbol,
     Value,
 )
 
@@ -105,3 +108,50 @@ def load(kernel: Kernel, weight: np.ndarray, device_output: bool = False) -> Loa
     """The program on GPU 0."""
     program, constants = planned(kernel, weight, device_output)
     return LoadedProgram(program, constants, {CPU: CpuBackend(), GPU: CudaBackend(GPU, 0)})
+
+
+ROWS = 256
+"""The bound of the batched program's one dimension."""
+
+
+def batched(kernel: Kernel, weight: np.ndarray, sizes: tuple[int, ...]) -> LoadedProgram:
+    """``z = x @ weight + 2 x`` for 1 to `ROWS` rows, with a plan and a graph for each of the sizes."""
+    digest = hashlib.sha256(weight.tobytes()).hexdigest()
+    rows, most = Expr(f"s0 * {4 * SIZE}"), ROWS * 4 * SIZE
+
+    def tensor(name: str, device: Device, role: Role) -> Storage:
+        return Storage(name, device, rows, role, max_nbytes=most)
+
+    storages = (
+        tensor("x_host", CPU, Role.INPUT), tensor("x", GPU, Role.TEMPORARY), tensor("y", GPU, Role.TEMPORARY),
+        tensor("z", GPU, Role.TEMPORARY), tensor("z_host", CPU, Role.OUTPUT),
+        _storage("weight", GPU, Role.CONSTANT, content="weight"), _storage("space", GPU, Role.WORKSPACE, SPACE),
+    )  # fmt: skip
+    shapes = {"weight": (SIZE, SIZE), "space": (SPACE,)}
+    values = tuple(
+        Value(
+            s.name,
+            s.name,
+            DType.UINT8 if s.name == "space" else DType.FLOAT32,
+            shapes.get(s.name, (Expr("s0"), SIZE)),
+            (1,) if s.name == "space" else (SIZE, 1),
+        )
+        for s in storages
+    )
+    count = Expr(f"s0 * {SIZE}")
+    grid = (Expr(f"(s0 * {SIZE} + 255) // 256"), 1, 1)
+    instructions = (
+        Copy(CopyKind.H2D, "x_host", "x"),
+        LibraryCall("matmul", ("x", "weight"), ("y",), (), "space"),
+        Launch("add_scaled", (Ref("y"), Ref("x"), Ref("z"), count, 2.0), grid, ("y", "x"), ("z",)),
+        Copy(CopyKind.D2H, "z", "z_host"),
+    )
+    symbols = (Symbol("s0", 1, ROWS, "x", 0, "rows"),)
+    ports = (Port("x", "x_host"),), (Port("z", "z_host"),)
+    method = Method("forward", *ports, storages, values, instructions, symbols=symbols)
+    constant = Constant("weight", digest, weight.nbytes, DType.FLOAT32, (SIZE, SIZE), (SIZE, 1), GPU)
+    options = PlanOptions(buckets={"forward": tuple((size,) for size in sizes)})
+    program = plan(Program((method,), (constant,), (), (kernel,)), options)
+    check(program)
+    backends = {CPU: CpuBackend(), GPU: CudaBackend(GPU, 0)}
+    return LoadedProgram(program, {digest: memoryview(weight.tobytes())}, backends)
