@@ -72,6 +72,15 @@ def export(
             panel=_WHAT,
         ),
     ] = None,
+    quantize: Annotated[
+        Text,
+        _option(
+            "--quantize",
+            metavar="SCHEME",
+            help="int8-weight-only or int4-weight-only[:GROUP]: round the weights of linear layers.",
+            panel=_WHAT,
+        ),
+    ] = None,
     arch: Annotated[
         Text,
         _option(
@@ -234,6 +243,7 @@ def export(
         "export.output": output,
         "export.device": device,
         "export.dtype": dtype,
+        "export.quantize": quantize,
         "export.arch": arch,
         "export.weights": weights,
         "export.weights-file": weights_file or None,

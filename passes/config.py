@@ -254,6 +254,7 @@ def _config(layers: _Layers) -> Config:
         planning_effort=v["plan.effort"],
         reorder=v["plan.reorder"],
         memory_budget=v["budget.memory"],
+        quantize=v["export.quantize"],
         weights=v["export.weights"],
         weights_files=tuple(Path(file) for file in v["export.weights-file"]),
         pipeline=layers.pipeline,
@@ -285,6 +286,9 @@ def _refuse_contradictions(options: ExportOptions, weights_files: tuple[str, ...
     if options.weights == "none" and check:
         why = "without weights there are no results to compare"
         raise UsageError("cannot use `--check` with `--weights none`", why=why, hint="drop one of them")
+    if options.quantize and options.device == "cpu":
+        why = "the kernels that read packed weights are for GPUs"
+        raise UsageError("cannot use `--quantize` with `--device cpu`", why=why, hint="drop one of them")
     on_device = any(rule.location == "device" for rule in options.io)
     if on_device and not options.device_planning:
         why = "inputs and outputs that stay on the device need planned device memory"

@@ -18,6 +18,7 @@ from .builder import is_dense
 from .exported import ExportedMethod
 from .hollow import is_hollow
 from .inductor.interfaces import storage_key
+from .quantized_weight import QuantizedWeight
 from .sizes import to_dtype
 
 
@@ -38,10 +39,14 @@ class Contents:
     digests: dict[str, str] = field(default_factory=dict[str, str])
     readers: dict[str, int] = field(default_factory=dict[str, int])
     """How many placeholders of all methods a content stands behind."""
-    merged: dict[tuple[str, ...], tuple[torch.Tensor, torch.Tensor | None]] = field(
-        default_factory=dict[tuple[str, ...], tuple[torch.Tensor, torch.Tensor | None]]
+    merged: dict[tuple[str, ...], tuple[torch.Tensor | None, ...]] = field(
+        default_factory=dict[tuple[str, ...], tuple[torch.Tensor | None, ...]]
     )
-    """Weights and biases of layers that became one, by the names of what they were made of."""
+    """Operands of layers that became one, by the names of what they were made of."""
+    quantized: dict[tuple[str, int, int], QuantizedWeight] = field(
+        default_factory=dict[tuple[str, int, int], QuantizedWeight]
+    )
+    """Quantised weights by the name of what was rounded, bits and group."""
     parts: dict[str, tuple[Part, ...]] = field(default_factory=dict[str, tuple[Part, ...]])
     """Of contents whose bytes are not here: the tensors of files that they are made of."""
     supplier: Supplier | None = None

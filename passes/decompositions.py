@@ -11,6 +11,7 @@ import torch
 from . import more_decompositions as more
 from . import order, recurrent
 from .attention import fused, is_fusable
+from .quantized_linear import on_rows
 
 aten = torch.ops.aten
 
@@ -58,7 +59,11 @@ def replacements() -> dict[Any, Callable[..., Any]]:
 
     A view becomes a reshape: layouts can differ from eager's there (attention's result does).
     """
-    return {aten.scaled_dot_product_attention.default: attention, **host_replacements()}
+    return {
+        aten.scaled_dot_product_attention.default: attention,
+        torch.ops.devplan.quantized_linear.default: on_rows,
+        **host_replacements(),
+    }
 
 
 def on_cuda() -> dict[Any, Callable[..., Any]]:

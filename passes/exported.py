@@ -47,12 +47,14 @@ class ExportedMethod:
     output_tree: str = ""
     weights: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Parameters and persistent buffers in ``tensors``: the names that a saved model has them under."""
+    notes: tuple[str, ...] = ()
+    """What a person should know of what passes did."""
 
     def add_constant(self, contents: Contents, name: str, value: torch.Tensor) -> torch.fx.Node:
         """A placeholder for a constant that was computed at export."""
         graph = self.graph.graph
         with graph.inserting_before(next(iter(graph.nodes))):
-            made = graph.placeholder(name)
+            made = graph.placeholder(name.replace(".", "_"))
         known: Any = next(n.meta["val"] for n in graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
         with known.fake_mode:
             made.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)

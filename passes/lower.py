@@ -68,7 +68,7 @@ class _MethodLowering:
         self._exported, self._placed, self._target = exported, placed, target
         self._contents = contents
         self._allow_tf32 = allow_tf32
-        self._builder = MethodBuilder(placed.name, placed.symbols)
+        self._builder = MethodBuilder(placed.name, placed.symbols, notes=list(exported.notes))
         self._nodes = {node.name: node for node in _flat(placed)}
         self._fx = {n.name: n for n in all_nodes(exported.graph)}
         self._kernels: dict[str, KernelSpec] = {}

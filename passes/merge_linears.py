@@ -16,8 +16,11 @@ from .exported import ExportedMethod
 from .options import PlacementRule
 from .origins import module_path
 from .placement_rules import speaks_of
+from .quantized_linear import OPERATOR as _QUANTIZED
 
 _LINEAR = torch.ops.aten.linear.default
+_NAMES = {True: ("weight", "bias"), False: ("words", "scales", "zeros", "bias")}
+"""Operands after x of a linear layer, and of one whose weight is quantised."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class MergeLinears(Pass[ExportedMethod]):
 
     Their weights are concatenated once, at export, and the results are slices of one: fewer launches, and
     one larger product fills the GPU better. Only weights of one element type that nothing else reads;
-    where methods share them, every method must merge the same ones, so that no weight is kept twice.
+    where methods share them, every method must merge the same ones, so that no weight is kept twice. Packed
+    weights are merged likewise: they lie row by row, with their scales.
     """
 
     name: ClassVar[str] = "merge-linears"
@@ -67,16 +71,17 @@ def _groups(
     found: dict[tuple[Any, ...], list[torch.fx.Node]] = {}
     readers = Counter(method.contents.values())
     for node in method.graph.graph.nodes:
-        if node.op != "call_function" or node.target is not _LINEAR:
+        if node.op != "call_function" or not (node.target is _LINEAR or str(node.target) == _QUANTIZED):
             continue
-        operands = [*node.args[1:], None][:2]
+        operands, rest = _parts(node)
         if not all(o is None or _is_own(method, readers, o) for o in operands):
             continue
         hollow = {method.tensors[method.contents[o.name]].is_meta for o in operands if o is not None}
         if len(hollow) > 1:
             continue
         spoken_of = tuple(speaks_of(rule, module_path(node), str(node.target), method.name) for rule in rules)
-        key = (node.args[0], node.meta["val"].dtype, spoken_of, *hollow)
+        types = tuple(None if o is None else o.meta["val"].dtype for o in operands[:-1])
+        key = (node.target, node.args[0], node.meta["val"].dtype, types, rest, spoken_of, *hollow)
         found.setdefault(key, []).append(node)
     return {
         tuple(method.contents[o.name] for node in group for o in _operands(node)): group
@@ -85,9 +90,16 @@ def _groups(
     }
 
 
+def _parts(node: torch.fx.Node) -> tuple[list[Any], tuple[Any, ...]]:
+    """A layer's tensors after x, the last of them its bias, None where it has none; and its numbers."""
+    if node.target is _LINEAR:
+        return [*node.args[1:], None][:2], ()
+    return list(node.args[1:5]), tuple(node.args[5:])
+
+
 def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """A layer's weight and, if it has one, its bias."""
-    return [o for o in node.args[1:] if isinstance(o, torch.fx.Node)]
+    """A layer's weight (or what it is made of) and, if it has one, its bias."""
+    return [o for o in _parts(node)[0] if isinstance(o, torch.fx.Node)]
 
 
 def _is_own(method: ExportedMethod, readers: Mapping[str, int], node: Any) -> bool:
@@ -100,21 +112,22 @@ def _is_own(method: ExportedMethod, readers: Mapping[str, int], node: Any) -> bo
 
 def _merge(method: ExportedMethod, contents: Contents, group: Sequence[torch.fx.Node]) -> None:
     graph, first = method.graph.graph, group[0]
-    x = first.args[0]
-    assert isinstance(x, torch.fx.Node)
+    x, target = first.args[0], first.target
+    assert isinstance(x, torch.fx.Node) and callable(target)
     names = tuple(method.contents[o.name] for n in group for o in _operands(n))
     if names not in contents.merged:
         contents.merged[names] = _concatenated(method, contents, group)
-    whole, added = contents.merged[names]
-    weight = method.add_constant(contents, f"{first.name}_merged_weight", whole)
-    bias = None if added is None else method.add_constant(contents, f"{first.name}_merged_bias", added)
-    if whole.is_meta:
-        _give_up(method, contents, group, weight, bias)
+    operands = [
+        None if whole is None else method.add_constant(contents, f"{first.name}_merged_{what}", whole)
+        for what, whole in zip(_NAMES[first.target is _LINEAR], contents.merged[names], strict=True)
+    ]
+    if any(whole is not None and whole.is_meta for whole in contents.merged[names]):
+        _give_up(method, contents, group, operands)
     with graph.inserting_before(first), first.meta["val"].fake_mode:
-        operands = (x, weight) if bias is None else (x, weight, bias)
-        merged = graph.call_function(_LINEAR, operands)
+        arguments = (x, *operands, *_parts(first)[1])
+        merged = graph.call_function(target, arguments)
         merged.meta = dict(first.meta)
-        merged.meta["val"] = _LINEAR(*(o.meta["val"] for o in operands))
+        merged.meta["val"] = target(*torch.fx.map_arg(arguments, lambda n: n.meta["val"]))
         begin = 0
         for node in group:
             end = begin + node.meta["val"].shape[-1]
@@ -124,35 +137,37 @@ def _merge(method: ExportedMethod, contents: Contents, group: Sequence[torch.fx.
             node.replace_all_uses_with(piece)
             method.rename_ends(node.name, piece.name)
             begin = end
+    old = [o for n in group for o in _operands(n)]
     for node in group:
         graph.erase_node(node)
-    for node in [o for n in group for o in _operands(n)]:
+    for node in old:
         del method.contents[node.name]
         graph.erase_node(node)
 
 
 def _concatenated(
     method: ExportedMethod, contents: Contents, group: Sequence[torch.fx.Node]
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor | None, ...]:
     """All weights, one below the other, and all biases; a layer without one adds zeros."""
-    weights = [_held(method, contents, n.args[1]) for n in group]
-    biases = [_held(method, contents, n.args[2]) if len(_operands(n)) > 1 else None for n in group]
-    whole = torch.cat(weights)
-    if all(b is None for b in biases):
-        return whole, None
-    rows = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
-    return whole, torch.cat(rows)
+    columns = zip(*(_parts(n)[0] for n in group), strict=True)
+    *weights, biases = [[_held(method, contents, o) for o in column] for column in columns]
+    made = [_stacked(column) for column in weights]
+    given = next((b for b in biases if b is not None), None)
+    if given is None:
+        return (*made, None)
+    widths = [n.meta["val"].shape[-1] for n in group]
+    rows = [given.new_zeros(n) if b is None else b for b, n in zip(biases, widths, strict=True)]
+    return (*made, torch.cat(rows))
 
 
 def _give_up(
     method: ExportedMethod,
     contents: Contents,
     group: Sequence[torch.fx.Node],
-    weight: torch.fx.Node,
-    bias: torch.fx.Node | None,
+    merged: Sequence[torch.fx.Node | None],
 ) -> None:
     """The same of weights that come from files at load: say what to put one below the other."""
-    for made, position in ((weight, 0), (bias, 1)):
+    for position, made in enumerate(merged):
         parts: list[Part] = []
         for node in group:
             operands, rows = _operands(node), node.meta["val"].shape[-1]
@@ -165,6 +180,12 @@ def _give_up(
             contents.give_up(name, contents.tensors[name], tuple(parts))
 
 
-def _held(method: ExportedMethod, contents: Contents, node: Any) -> torch.Tensor:
+def _stacked(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """All of them, one below the other, or none."""
+    given = [t for t in tensors if t is not None]
+    return torch.cat(given) if given else None
+
+
+def _held(method: ExportedMethod, contents: Contents, node: Any) -> torch.Tensor | None:
     """The constant behind a placeholder."""
-    return contents.tensors[method.contents[node.name]]
+    return None if node is None else contents.tensors[method.contents[node.name]]

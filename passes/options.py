@@ -61,6 +61,8 @@ class ExportOptions:
     planning_effort: Literal["fast", "default", "max"] = "default"
     reorder: bool = True
     memory_budget: int | None = None
+    quantize: str | None = None
+    """``int8-weight-only`` or ``int4-weight-only[:GROUP]``; None leaves weights as they are."""
     weights: Literal["embed", "external", "reference", "none"] = "embed"
     weights_files: tuple[Path, ...] = ()
     """Safetensors files, or folders of them, for ``reference``."""

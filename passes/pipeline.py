@@ -36,6 +36,7 @@ BUILT_IN: tuple[tuple[str, str], ...] = (
     ("fold-constants", "fold_constants:FoldConstants"),
     ("fold-batch-norms", "fold_batch_norms:FoldBatchNorms"),
     ("fuse-attention", "fuse_attention:FuseAttention"),
+    ("quantize-weights", "quantize_weights:QuantizeWeights"),
     ("merge-linears", "merge_linears:MergeLinears"),
     ("place-operators", "place:PlaceOperators"),
     ("insert-copies", "insert_copies:InsertCopies"),

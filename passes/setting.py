@@ -10,6 +10,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from .narrow import is_list
+from .quantize_scheme import PATTERN as SCHEME_PATTERN
+from .quantize_scheme import Scheme
 
 DTYPES = ("float32", "bfloat16", "float16")
 EFFORTS = ("fast", "default", "max")
@@ -101,15 +103,21 @@ def _read_words(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
+def _read_scheme(value: Any) -> str:
+    return str(Scheme.parse(_read_text(value)))
+
+
 FLAG = Kind(_read_bool, {"type": "boolean"})
 COUNT = Kind(_read_count, {"type": "integer", "minimum": 0})
 TEXT = Kind(_read_text, {"type": "string", "minLength": 1})
 SIZE = Kind(parse_size, {"type": ["string", "integer"], "minimum": 0})
+SCHEME = Kind(_read_scheme, {"type": "string", "pattern": SCHEME_PATTERN})
 WORDS = Kind(_read_words, {"type": ["string", "array"], "items": {"type": "string"}, "minItems": 1})
 
 SETTINGS = (
     Setting("export", "device", choice("cuda", "cpu"), "cuda", "--device", "where the graph is placed"),
     Setting("export", "dtype", choice(*DTYPES), None, "--dtype", "cast parameters and floating inputs first"),
+    Setting("export", "quantize", SCHEME, None, "--quantize", "round weights of linear layers"),
     Setting("export", "arch", WORDS, None, "--arch", "GPU architectures to compile for, or `native`"),
     Setting("export", "weights", choice(*WEIGHTS), "embed", "--weights", "where the constants are kept"),
     Setting(

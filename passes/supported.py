@@ -20,7 +20,9 @@ _PLAIN_LINEAR_ALGEBRA = {
 
 def supports(operator: str, device: Device) -> str | None:
     """None if the device runs the operator, else the reason why not."""
-    return None if device.kind == "cpu" else _on_cuda(operator)
+    if device.kind == "cpu":
+        return "its kernel is for GPUs" if operator.startswith("devplan.") else None
+    return _on_cuda(operator)
 
 
 @lru_cache(maxsize=4096)

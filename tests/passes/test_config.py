@@ -28,6 +28,7 @@ pipeline = ["place-operators", "insert-copies"]
 [export]
 device = "cuda"
 dtype = "float16"
+quantize = "int4-weight-only"
 arch = ["sm_90"]
 weights = "reference"
 weights-file = ["w.safetensors"]
@@ -91,8 +92,11 @@ def test_the_ready_default_file_says_what_the_code_says() -> None:
     options = config.options
     assert options == ExportOptions(io=options.io, pipeline=pass_names(), pass_options=options.pass_options)
     for name, table in options.pass_options.items():
-        own = {f.name: f.default for f in fields(pass_class(name)) if isinstance(f.default, int | str)}
-        assert table == {key: own[key] for key in table}
+        own = {
+            f.name: f.default for f in fields(pass_class(name)) if isinstance(f.default, int | str | tuple)
+        }
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+        assert given == {key: own[key] for key in table}
     assert all(rule == IoRule("both", "host") for rule in config.options.io)
 
 
@@ -106,6 +110,7 @@ def test_one_file_can_say_everything(write) -> None:
     assert config.options == ExportOptions(
         device="cuda",
         dtype="float16",
+        quantize="int4-weight-only:128",
         architectures=("sm_90",),
         placement=(PlacementRule("cpu", module="embed*"),),
         io=(
@@ -148,10 +153,10 @@ def test_flags_win_over_the_file_and_each_value_knows_its_origin(write) -> None:
     config = load_config(file, {"export.dtype": "bfloat16", "export.jobs": None})
     assert config.options.dtype == "bfloat16"
     assert config.origins["export.dtype"] == "--dtype"
-    assert config.origins["export.jobs"] == f"{file}:13"
+    assert config.origins["export.jobs"] == f"{file}:14"
     assert config.origins["export.device"] == f"{file}:5"
-    assert config.origins["io.1"] == f"{file}:30"
-    assert config.origins["buckets.0"] == f"{file}:36"
+    assert config.origins["io.1"] == f"{file}:31"
+    assert config.origins["buckets.0"] == f"{file}:37"
 
 
 def test_the_last_io_rule_is_the_flag(write) -> None:
@@ -319,3 +324,22 @@ def test_a_pass_of_the_users_own_is_found_beside_the_configuration(write, tmp_pa
     assert entry == f"{tmp_path / 'my_pass.py'}:Mine"
     with pytest.raises(UsageError, match=r"no file `gone.py`"):
         load_config(write('pipeline = ["gone.py:Mine"]'))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("int5", "expected `int8-weight-only`, `int4-weight-only` or `int4-weight-only:GROUP`"),
+        ("int4-weight-only:100", "a group has 32, 64, 128 or 256 columns"),
+        ("int8-weight-only:32", "int8 has one scale for each row and takes no group"),
+    ],
+)
+def test_a_scheme_that_there_is_not_is_refused_with_those_that_there_are(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match="cannot use `--quantize") as caught:
+        load_config(None, {"export.quantize": text})
+    assert caught.value.why == why
+
+
+def test_packed_weights_need_a_gpu() -> None:
+    with pytest.raises(UsageError, match="`--quantize` with `--device cpu`"):
+        load_config(None, {"export.quantize": "int8-weight-only", "export.device": "cpu"})

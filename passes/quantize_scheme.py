@@ -1,0 +1,68 @@
+"""What ``--quantize`` can ask for, and the sentence that says what became of it.
+
+The sentence is a note of the method, which goes into the artifact; `Selection.parse` reads it back, so that
+`verify` can round the eager model's weights in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_GROUPS = (32, 64, 128, 256)
+PATTERN = r"^int8-weight-only$|^int4-weight-only(:(32|64|128|256))?$"
+"""What the text of a scheme matches, for editors."""
+_NOTE = re.compile(r"(int[48]-weight-only(?::\d+)?): (\d+) of (\d+) linear layers quantised(?:; left: (.*))?")
+_LEFT = re.compile(r"`([^`]*)` \(((?:[^()]|\([^()]*\))*)\)")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How weights are rounded: bits, and columns that share a scale (0: a whole row)."""
+
+    bits: int
+    group: int
+
+    @classmethod
+    def parse(cls, text: str) -> Scheme:
+        """Read ``int8-weight-only`` or ``int4-weight-only[:GROUP]``; ValueError says what was expected."""
+        name, colon, group = text.partition(":")
+        if name == "int8-weight-only" and not colon:
+            return cls(8, 0)
+        if name == "int4-weight-only" and not colon:
+            return cls(4, 128)
+        if name == "int4-weight-only" and group in map(str, _GROUPS):
+            return cls(4, int(group))
+        if name == "int4-weight-only":
+            raise ValueError(f"a group has {', '.join(map(str, _GROUPS[:-1]))} or {_GROUPS[-1]} columns")
+        if name == "int8-weight-only":
+            raise ValueError("int8 has one scale for each row and takes no group")
+        raise ValueError("expected `int8-weight-only`, `int4-weight-only` or `int4-weight-only:GROUP`")
+
+    def __str__(self) -> str:
+        return "int8-weight-only" if self.bits == 8 else f"int4-weight-only:{self.group}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How many linear layers of a method were quantised, and why the others were left."""
+
+    scheme: Scheme
+    done: int
+    left: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Module -> reason."""
+
+    def __str__(self) -> str:
+        told = f"{self.scheme}: {self.done} of {self.done + len(self.left)} linear layers quantised"
+        reasons = ", ".join(f"`{name}` ({why})" for name, why in self.left.items())
+        return f"{told}; left: {reasons}" if reasons else told
+
+    @classmethod
+    def parse(cls, note: str) -> Selection | None:
+        """The selection that a note tells of; None for other notes."""
+        match = _NOTE.fullmatch(note)
+        if match is None:
+            return None
+        left = dict(_LEFT.findall(match[4] or ""))
+        return cls(Scheme.parse(match[1]), int(match[2]), left)

@@ -1,0 +1,112 @@
+"""The Triton kernels of products with quantised weights; `quantized_linear` says when which one runs."""
+
+from __future__ import annotations
+
+ROW = """\
+@triton.jit
+def quantized_row(x, words, scales, zeros, bias, output, one{constants}):
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    c = tl.arange(0, BLOCK_C)
+    i = tl.arange(0, H)
+    is_row = n < N
+    sums = tl.zeros([BLOCK_N, BLOCK_C, H], tl.float32)
+    for begin in range(0, CHUNKS, BLOCK_C):
+        chunk = begin + c
+        is_inside = is_row[:, None] & (chunk < CHUNKS)[None, :]
+        at = n[:, None, None] * (CHUNKS * H) + chunk[None, :, None] * H + i[None, None, :]
+        packed = tl.load(words + at, mask=is_inside[:, :, None], other=0)
+        upper = packed >> 16
+        for group in tl.static_range(32 // BITS // RUN):
+            products = tl.zeros([BLOCK_N, BLOCK_C, H], tl.float32)
+            total = tl.zeros([1, BLOCK_C, H], tl.float32)
+            for inner in tl.static_range(RUN):
+                position = group * RUN + inner
+                k = chunk[None, :, None] * 128 + position * H + i[None, None, :]
+                value = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+                shift = BITS * position % 16
+                half = packed if BITS * position < 16 else upper
+                number = ((half & (((1 << BITS) - 1) << shift)) | one).to(tl.float32, bitcast=True)
+                code = number - (8388608.0 + (1 << (BITS - 1 + shift)))
+                products += code * (value * (1.0 / (1 << shift)))
+                total += value
+            if GROUP != 0:
+                which = n[:, None] * GROUPS + (chunk[None, :] * 128 + group * RUN * H) // GROUP
+                scale = tl.load(scales + which, mask=is_inside, other=0.0).to(tl.float32)
+                sums += products * scale[:, :, None]
+                if HAS_ZEROS:
+                    zero = tl.load(zeros + which, mask=is_inside, other=0.0).to(tl.float32)
+                    sums += total * zero[:, :, None]
+            else:
+                sums += products
+    result = tl.sum(tl.sum(sums, 2), 1)
+    if GROUP == 0:
+        result *= tl.load(scales + n, mask=is_row, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        result += tl.load(bias + n, mask=is_row, other=0.0).to(tl.float32)
+    tl.store(output + n, result.to(output.dtype.element_ty), mask=is_row)
+"""
+"""One row of x: each program reads BLOCK_N rows of the weight once, from end to end.
+
+A code becomes a float without a conversion: or-ed into the mantissa of 2**23 (``one``, a parameter, so that
+mask and or stay one instruction), it is what is left when 2**23 is taken away. Codes are masked where they
+stand, so they come out times 2**shift, which x makes up for; all of that is exact.
+"""
+
+TILE = """\
+@triton.jit
+def quantized_tile(x, words, scales, zeros, bias, output, rows{runtime}{constants}):
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    split = tl.program_id(2)
+    i = tl.arange(0, H)
+    is_row = m < rows
+    is_column = n < N
+    x += m.to(tl.int64)[None, :] * x_m
+    first = split * PART
+    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for chunk in range(first, tl.minimum(first + PART, CHUNKS)):
+        at = n[:, None] * (CHUNKS * H) + chunk * H + i[None, :]
+        packed = tl.load(words + at, mask=is_column[:, None], other=0)
+        for group in tl.static_range(32 // BITS // RUN):
+            if GROUP != 0:
+                which = n * GROUPS + (chunk * 128 + group * RUN * H) // GROUP
+                scale = tl.load(scales + which, mask=is_column, other=0.0).to(tl.float32)
+            if HAS_ZEROS:
+                zero = tl.load(zeros + which, mask=is_column, other=0.0).to(tl.float32)
+            for inner in tl.static_range(RUN):
+                position = group * RUN + inner
+                k = chunk * 128 + position * H + i
+                value = tl.load(x + k[:, None], mask=(k < K)[:, None] & is_row[None, :], other=0.0)
+                code = (packed >> (BITS * position)) & ((1 << BITS) - 1)
+                number = (code | 0x4B000000).to(tl.float32, bitcast=True)
+                weight = number - (8388608.0 + (1 << (BITS - 1)))
+                if GROUP != 0:
+                    weight *= scale[:, None]
+                if HAS_ZEROS:
+                    weight += zero[:, None]
+                sums = tl.dot(weight.to(x.dtype.element_ty), value, sums, input_precision="ieee")
+    if GROUP == 0:
+        sums *= tl.load(scales + n, mask=is_column, other=0.0).to(tl.float32)[:, None]
+    if HAS_BIAS:
+        sums += tl.load(bias + n, mask=is_column, other=0.0).to(tl.float32)[:, None]
+    output += (split * rows + m).to(tl.int64)[None, :] * N
+    tl.store(
+        output + n[:, None], sums.to(output.dtype.element_ty), mask=is_column[:, None] & is_row[None, :]
+    )
+"""
+"""Several rows of x on the tensor cores, as weight times x transposed: the operand that is unpacked in
+registers is then the one that the hardware takes from registers."""
+
+JOIN = """\
+@triton.jit
+def quantized_join(parts, bias, output, elements{constants}):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = at < elements
+    sums = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(SPLITS):
+        sums += tl.load(parts + split * elements + at, mask=is_inside, other=0.0)
+    if HAS_BIAS:
+        sums += tl.load(bias + at % N, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(output + at, sums.to(output.dtype.element_ty), mask=is_inside)
+"""
+"""The sum of the parts that programs of `TILE` made when the columns were split among them."""

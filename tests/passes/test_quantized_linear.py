@@ -1,0 +1,232 @@
+"""Products with packed weights: the kernels, interpreted, against the weights that the codes stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devplan.passes.builder import substitute
+from devplan.passes.compile_kernels import canonical, compile_kernels
+from devplan.passes.quantized_linear import OPERATOR, Blocks, blocks_of, tile_steps, to_steps
+from devplan.passes.quantized_weight import QuantizedWeight, pack, quantized, unpack
+from devplan.passes.sizes import to_dtype
+from devplan.passes.tape import Allocate, ExternCall, OwnLaunch, Window
+from devplan.runtime.backend import Operand
+from devplan.runtime.dtypes import DType
+from devplan.runtime.emulator import EmulatorBackend
+from devplan.runtime.program import Device, Kernel, KernelParameter, Launch, Ref
+
+pytestmark = pytest.mark.torch
+CUDA = Device("cuda", 0)
+EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
+Steps = Sequence[Allocate | OwnLaunch]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product: sizes, types, and how the weight is rounded."""
+
+    rows: int
+    columns: int
+    outputs: int
+    dtype: torch.dtype = torch.float16
+    bits: int = 4
+    group: int = 128
+    has_bias: bool = True
+    stride: int = 0
+    """Elements between rows of x; 0: dense."""
+
+    def tensors(self) -> tuple[torch.Tensor, QuantizedWeight, torch.Tensor | None]:
+        """x, the weight and the bias, reproducible."""
+        made = torch.Generator().manual_seed(self.rows * 7919 + self.columns * 31 + self.outputs)
+        weight = torch.randn(self.outputs, self.columns, generator=made) / self.columns**0.5
+        bias = torch.randn(self.outputs, generator=made).to(self.dtype) if self.has_bias else None
+        wide = torch.randn(self.rows, max(self.stride, self.columns), generator=made).to(self.dtype)
+        return wide[:, : self.columns], quantized(weight.to(self.dtype), self.bits, self.group), bias
+
+
+def window(name: str, tensor: torch.Tensor) -> Window:
+    """The whole tensor."""
+    return Window(name, to_dtype(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def call_of(case: Case) -> tuple[ExternCall, dict[str, torch.Tensor]]:
+    """The operator's call and what its windows hold."""
+    x, weight, bias = case.tensors()
+    output = torch.full((case.rows, case.outputs), float("nan"), dtype=case.dtype)
+    named = {"x": x, "words": weight.words, "scales": weight.scales, "zeros": weight.zeros, "bias": bias}
+    operands = [None if t is None else window(name, t) for name, t in named.items()]
+    call = ExternCall(OPERATOR, (*operands, weight.bits, weight.group), {}, (window("output", output),))
+    held = {name: t for name, t in named.items() if t is not None}
+    return call, {**held, "output": output}
+
+
+class Emulated:
+    """An emulated device that runs steps over named buffers."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.backend = EmulatorBackend(CUDA)
+        self.operands: dict[str, Operand] = {}
+        for name, tensor in tensors.items():
+            whole = tensor if tensor.is_contiguous() else tensor._base
+            assert whole is not None
+            raw = whole.contiguous().reshape(-1).view(torch.uint8).numpy()
+            address = self.backend.allocate(raw.nbytes)
+            self.backend.upload(address, memoryview(raw.tobytes()))
+            self.operands[name] = Operand(
+                address, to_dtype(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()), CUDA
+            )
+
+    def run(self, steps: Steps) -> None:
+        """Allocate and launch in order."""
+        for step in steps:
+            if isinstance(step, Allocate):
+                sizes = tuple(int(str(n)) for n in step.window.sizes)
+                strides = tuple(int(str(n)) for n in step.window.strides)
+                address = self.backend.allocate(int(str(step.nbytes)))
+                self.operands[step.window.buffer] = Operand(address, step.window.dtype, sizes, strides, CUDA)
+            else:
+                self._launch(step)
+
+    def _launch(self, step: OwnLaunch) -> None:
+        spec = canonical(step.kernel)
+        kernel = Kernel(
+            spec.name, tuple(KernelParameter(*p) for p in spec.parameters), (), spec.source, spec.constants
+        )
+        self.backend.load([kernel])
+        named = dict(zip(spec.call_names, step.arguments, strict=True))
+        sizes: dict[str, Any] = {n: v for n, v in (*spec.constants, *named.items()) if isinstance(v, int)}
+        grid: Any = tuple(substitute(text, sizes) for text in spec.grid)
+        arguments = tuple(Ref(a.buffer) if isinstance(a, Window) else a for a in step.arguments)
+        names = tuple(a.name for a in arguments if isinstance(a, Ref))
+        self.backend.bind(Launch(spec.name, arguments, grid, names, names), self.operands, {})()
+
+    def output(self, like: torch.Tensor) -> torch.Tensor:
+        """What is in the output now."""
+        raw = np.empty(like.numel() * like.element_size(), np.uint8)
+        self.backend.download(self.operands["output"].address, memoryview(raw))
+        return torch.from_numpy(raw).view(like.dtype).reshape(like.shape)
+
+
+def check(case: Case, blocks: Blocks | None = None) -> Steps:
+    """Run the kernels and compare with float64 products of the dequantised weights; the steps."""
+    call, tensors = call_of(case)
+    steps = to_steps(call) if blocks is None else tile_steps(call, blocks)
+    device = Emulated(tensors)
+    device.run(steps)
+    x, weight, bias = case.tensors()
+    matrix = weight.dequantized(case.columns)
+    if case.rows > 1 and case.group:  # dequantised in registers to the type of x
+        matrix = matrix.to(case.dtype)
+    expected = x.double() @ matrix.double().T + (0 if bias is None else bias.double())
+    ours = device.output(tensors["output"]).double()
+    worst = (x.double().abs() @ matrix.double().abs().T).max() + 1
+    bound = EPSILON[case.dtype] * expected.abs().clamp(min=1) + 2.0**-20 * worst
+    assert ((ours - expected).abs() <= bound).all(), (ours - expected).abs().max()
+    return steps
+
+
+DTYPES = st.sampled_from([torch.float16, torch.bfloat16, torch.float32])
+SCHEMES = st.sampled_from([(8, 0), (4, 32), (4, 64), (4, 128), (4, 256)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 600), st.integers(1, 40), DTYPES, SCHEMES, st.booleans())
+def test_one_row(
+    columns: int, outputs: int, dtype: torch.dtype, scheme: tuple[int, int], has_bias: bool
+) -> None:
+    check(Case(1, columns, outputs, dtype, *scheme, has_bias))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 70), st.integers(1, 600), st.integers(1, 100), DTYPES, SCHEMES, st.integers(0, 9))
+def test_several_rows(
+    rows: int, columns: int, outputs: int, dtype: torch.dtype, scheme: tuple[int, int], more: int
+) -> None:
+    check(Case(rows, columns, outputs, dtype, *scheme, has_bias=more % 2 == 0, stride=columns + more))
+
+
+@pytest.mark.parametrize("blocks", [Blocks(128, 128), Blocks(64, 64), Blocks(16, 32, 3), Blocks(32, 64, 2)])
+@pytest.mark.parametrize("scheme", [(8, 0), (4, 32)])
+def test_every_way_to_cut_a_product(blocks: Blocks, scheme: tuple[int, int]) -> None:
+    steps = check(Case(19, 700, 70, torch.float16, *scheme), blocks)
+    assert len(steps) == (1 if blocks.splits == 1 else 3)
+
+
+def test_few_rows_split_the_columns_so_that_every_program_has_some() -> None:
+    blocks = blocks_of(4, 4096, 4096 // 8, DType.FLOAT16, 4)
+    assert (blocks.rows, blocks.splits) == (16, 4)
+    chunks, part = 32, -(32 // -blocks.splits)
+    assert (blocks.splits - 1) * part < chunks
+    assert blocks_of(512, 4096, 512, DType.FLOAT16, 4).rows == 128
+    assert blocks_of(4, 32, 16, DType.FLOAT16, 4).splits == 1
+
+
+@given(st.integers(1, 4), st.integers(1, 300), st.sampled_from([4, 8]), st.integers(0, 2**32))
+def test_packing_keeps_every_code(rows: int, columns: int, bits: int, seed: int) -> None:
+    codes = torch.randint(1 << bits, (rows, columns), generator=torch.Generator().manual_seed(seed))
+    words = pack(codes, bits)
+    assert words.dtype is torch.int32 and words.shape[1] % (4 * bits) == 0
+    assert torch.equal(unpack(words, bits, columns), codes.to(torch.int32))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_word_holds_columns_as_the_page_says(bits: int) -> None:
+    codes = torch.arange(256).reshape(1, -1) % (1 << bits)
+    words = pack(codes, bits)[0].tolist()
+    height = 4 * bits
+    for chunk, i, t in ((0, 0, 0), (0, 5, 1), (1, height - 1, 32 // bits - 1)):
+        code = words[chunk * height + i] >> (bits * t) & ((1 << bits) - 1)
+        assert code == codes[0, chunk * 128 + t * height + i]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 300), DTYPES, SCHEMES, st.floats(1e-3, 1e3))
+def test_rounding_is_off_by_half_a_step_at_most(
+    rows: int, columns: int, dtype: torch.dtype, scheme: tuple[int, int], scale: float
+) -> None:
+    weight = (torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns)) * scale).to(dtype)
+    made = quantized(weight, *scheme)
+    step = made.scales.float().max(1, keepdim=True).values
+    error = (made.dequantized(columns) - weight.float()).abs()
+    slack = (
+        16 * EPSILON[dtype] * weight.float().abs().max()
+    )  # scale and zero are rounded to the weight's type
+    assert (error <= 0.51 * step + slack).all()
+
+
+@pytest.mark.parametrize("value", [0.0, 3.5])
+@pytest.mark.parametrize("scheme", [(8, 0), (4, 128)])
+def test_rows_of_one_value(value: float, scheme: tuple[int, int]) -> None:
+    made = quantized(torch.full((2, 130), value), *scheme).dequantized(130)
+    torch.testing.assert_close(made, torch.full((2, 130), value), rtol=5e-3, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", [(8, 0), (4, 128)])
+def test_the_kernels_compile_for_ampere_and_hopper(scheme: tuple[int, int]) -> None:
+    cases = [Case(rows, 512, 256, torch.bfloat16, *scheme) for rows in (1, 4, 40, 512)]
+    steps = [step for case in cases for step in to_steps(call_of(case)[0])]
+    specs = [canonical(step.kernel) for step in steps if isinstance(step, OwnLaunch)]
+    kernels = compile_kernels(specs, ("sm_80", "sm_90"), jobs=1)
+    for kernel in kernels:
+        assert {c.architecture for c in kernel.codes if c.form == "cubin"} == {"sm_80", "sm_90"}
+        assert all(c.shared_nbytes <= 99 << 10 for c in kernel.codes)  # what every GPU from sm_80 on has
+
+
+def test_strides_and_rows_that_are_known_late_are_parameters() -> None:
+    call, _ = call_of(Case(8, 256, 64))
+    from devplan.runtime.expr import Expr
+
+    x = replace(call.operands[0], sizes=(Expr("s0"), 256), strides=(Expr("s1"), 1))
+    output = replace(call.outs[0], sizes=(Expr("s0"), 64))
+    (step,) = to_steps(replace(call, operands=(x, *call.operands[1:]), outs=(output,)))
+    assert isinstance(step, OwnLaunch)
+    assert ("x_m", "i64") in step.kernel.parameters and step.arguments[-1] == Expr("s1")
