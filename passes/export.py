@@ -15,10 +15,11 @@ from ..runtime.safetensors import StoredTensor, all_tensors, open_safetensors, w
 from ..runtime.supply import Supply
 from .base import Stage
 from .buckets import Buckets, check_declared, method_buckets
+from .capture import export_method
 from .compile_kernels import compile_kernels
 from .complex_pairs import split_complex
 from .contents import Contents, declare, name_contents
-from .exported import ExportedMethod, analyse, cast_methods, export_method
+from .exported import ExportedMethod, analyse, cast_methods
 from .hollow import on_the_host, refuse_meta
 from .lower import LoweredMethod, lower_method
 from .options import ExportOptions, Progress, silent

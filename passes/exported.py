@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
-from ..runtime.errors import DevplanError, UnsupportedOperatorError
+from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.program import Argument, Symbol
-from .complex_pairs import decompose_complex
 from .control_flow import name_apart
 from .dimensions import declared, parameter_names
 from .hollow import weight_names
 from .inductor.interfaces import pytree, storage_key
-from .lifted_tensors import merge_lifted_tensors
 from .scans import scans_to_loops
 from .sizes import bound_of
 from .source import MethodSource
@@ -120,42 +118,6 @@ def cast_methods(methods: Sequence[MethodSource], dtype: str | None) -> list[Met
         return replace(method, module=module, args=args, kwargs=kwargs)
 
     return [cast_method(method) for method in methods]
-
-
-def export_method(method: MethodSource) -> torch.export.ExportedProgram:
-    """`torch.export` with errors that name the user's line; exit 3 when the model cannot be exported."""
-    if method.exported is not None:
-        ready: torch.export.ExportedProgram = method.exported.run_decompositions({})
-        return ready
-    try:
-        with torch.no_grad():
-            exported: torch.export.ExportedProgram = torch.export.export(
-                method.module, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=False
-            )
-            merge_lifted_tensors(exported)
-            functional: torch.export.ExportedProgram = exported.run_decompositions({})
-            return decompose_complex(functional)
-    except DevplanError:
-        raise
-    except Exception as error:
-        text = str(error).strip() or type(error).__name__
-        lines = [line for line in text.splitlines() if line.strip()]
-        raise UnsupportedOperatorError(
-            f"method `{method.name}` cannot be exported",
-            why=f"{type(error).__name__}: {' '.join(lines[:3])[:400]}{_user_line(error)}",
-            hint="`--verbose` shows torch's whole report",
-        ) from error
-
-
-def _user_line(error: BaseException) -> str:
-    """`` (at model.py:12)`` for the innermost frame outside of torch that raised."""
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename.replace("\\", "/")
-        if not any(part in file for part in ("/torch/", "/devplan/passes/", "<", "/contextlib")):
-            found = f" (at {file.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return found
 
 
 def analyse(method: MethodSource, exported: torch.export.ExportedProgram) -> ExportedMethod:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from devplan.passes.capture import export_method
 from devplan.passes.contents import name_contents
-from devplan.passes.exported import ExportedMethod, analyse, export_method
+from devplan.passes.exported import ExportedMethod, analyse
 from devplan.passes.merge_linears import MergeLinears
 from devplan.passes.source import MethodSource
 

@@ -1,0 +1,101 @@
+"""A method through `torch.export`; what stands in its way is refused by operator and line."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ..runtime.errors import DevplanError, UnsupportedOperatorError
+from .complex_pairs import decompose_complex
+from .lifted_tensors import merge_lifted_tensors
+from .source import MethodSource
+
+
+def export_method(method: MethodSource) -> torch.export.ExportedProgram:
+    """`torch.export` with errors that name the user's line; exit 3 when the model cannot be exported."""
+    if method.exported is not None:
+        ready: torch.export.ExportedProgram = method.exported.run_decompositions({})
+        return ready
+    try:
+        with torch.no_grad(), grouped_experts(method.module):
+            exported: torch.export.ExportedProgram = torch.export.export(
+                method.module, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=False
+            )
+            merge_lifted_tensors(exported)
+            functional: torch.export.ExportedProgram = exported.run_decompositions({})
+            return decompose_complex(functional)
+    except DevplanError:
+        raise
+    except Exception as error:
+        raise _refusal(method.name, error) from error
+
+
+@contextlib.contextmanager
+def grouped_experts(module: torch.nn.Module) -> Iterator[None]:
+    """While active, mixtures of experts of `transformers` compute by groups of rows.
+
+    Some of its models loop over the experts that were chosen, which depends on data. The library has the same
+    sum as grouped matrix products, for every class of experts that reads its configuration for which to use.
+    """
+    changed: list[Any] = []
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if hasattr(type(part), "_apply_gate") and getattr(config, "_experts_implementation", "") == "eager":
+            changed.append(config)
+            config._experts_implementation = "grouped_mm"  # noqa: B010: it is private to the library
+    try:
+        yield
+    finally:
+        for config in changed:
+            setattr(config, "_experts_implementation", "eager")  # noqa: B010
+
+
+def _refusal(method: str, error: Exception) -> UnsupportedOperatorError:
+    """The refusal for whatever `torch.export` raised."""
+    text = str(error).strip() or type(error).__name__
+    lines = [line for line in text.splitlines() if line.strip()]
+    operator = _operator(error)
+    at = f", at operator `{operator}`" if operator else ""
+    hint = "`--verbose` shows torch's whole report"
+    if "data-dependent" in text or "DataDependent" in type(error).__name__:
+        hint = (
+            "what runs, and how much of it, must not depend on data: use `torch.cond`, `torch.where`, a mask "
+            "or `torch.nonzero_static`"
+        )
+    return UnsupportedOperatorError(
+        f"method `{method}` cannot be exported{at}",
+        why=f"{type(error).__name__}: {' '.join(lines[:3])[:400]}{_user_line(error)}",
+        hint=hint,
+    )
+
+
+def _frames(error: BaseException) -> Iterator[TracebackType]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _operator(error: BaseException) -> str:
+    """The operator that the user's code was calling; empty when it was none of torch's."""
+    for trace in _frames(error):
+        called: Any = trace.tb_frame.f_locals.get("func")
+        if isinstance(called, torch._ops.OpOverload):
+            return str(called)
+        if trace.tb_frame.f_code.co_name == "__torch_function__" and callable(called):
+            return str(getattr(called, "__name__", called))
+    return ""
+
+
+def _user_line(error: BaseException) -> str:
+    """`` (at model.py:12)`` for the innermost frame outside of torch that raised."""
+    found = ""
+    for trace in _frames(error):
+        file = trace.tb_frame.f_code.co_filename.replace("\\", "/")
+        if not any(part in file for part in ("/torch/", "/devplan/passes/", "<", "/contextlib")):
+            found = f" (at {file.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
+    return found
