@@ -43,7 +43,7 @@ def grouped_experts(module: torch.nn.Module) -> Iterator[None]:
     """
     changed: list[Any] = []
     for part in module.modules():
-        config = getattr(part, "config", None)
+        config: Any = getattr(part, "config", None)
         if hasattr(type(part), "_apply_gate") and getattr(config, "_experts_implementation", "") == "eager":
             changed.append(config)
             config._experts_implementation = "grouped_mm"  # noqa: B010: it is private to the library
