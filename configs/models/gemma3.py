@@ -18,11 +18,16 @@ def make():
     torch.manual_seed(0)
     network = Gemma3ForCausalLM(Gemma3TextConfig(**(REAL if FULL else SMALL))).eval()
     network.generation_config.cache_implementation = "static"
-    return TorchExportableModuleWithStaticCache(network, batch_size=1, max_cache_len=CACHE, device="cpu")
+    return TorchExportableModuleWithStaticCache(
+        network, batch_size=1, max_cache_len=CACHE, device=torch.get_default_device().type
+    )
 
 
 def tokens(count, start):
-    return {"input_ids": torch.arange(7, 7 + count)[None], "cache_position": torch.arange(start, start + count)}
+    return {
+        "input_ids": torch.arange(7, 7 + count)[None],
+        "cache_position": torch.arange(start, start + count),
+    }
 
 
 model = make()

@@ -19,7 +19,9 @@ def make():
     config = Qwen3Config(**(REAL if FULL else SMALL), tie_word_embeddings=True)
     network = Qwen3ForCausalLM(config).eval()
     network.generation_config.cache_implementation = "static"
-    return TorchExportableModuleWithStaticCache(network, batch_size=1, max_cache_len=CACHE, device="cpu")
+    return TorchExportableModuleWithStaticCache(
+        network, batch_size=1, max_cache_len=CACHE, device=torch.get_default_device().type
+    )
 
 
 def tokens(count, start):

@@ -1,0 +1,272 @@
+"""Named models at full size on a GPU: exported without weights, run, and compared with eager in two precisions.
+
+    python tests/gpu/full_size.py [--only NAME,...] [--dtype bfloat16] [--limit SECONDS] [--jobs N]
+    python tests/gpu/full_size.py --size small --device emulator     # the same without a GPU
+
+Weights are random, made on the device in the given type. Errors are norms of differences over the norm of eager's
+result in float32 with the same weights: ours, and that of eager in the same type, which is the yardstick. One line a
+model, printed as soon as it is known; models run N at a time, but one at a time on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT.parent)] if ROOT.name == "devplan" else []
+MODELS = ROOT / "configs" / "models"
+NAMED = (
+    "qwen3", "whisper", "dinov2_small", "gemma3", "whisper:turbo", "voxtral_mini_3b", "parakeet_tdt", "moshi", "mimi",
+    "voxtral_mini_4b_realtime", "resnet18", "mobilenet_v2", "mobilenet_v3", "wav2letter", "emformer", "sdpa", "conv1d",
+    "linear", "add_mul", "llama_stories260k", "llama_lora", "llama_decode", "qwen3_5_moe",
+)  # fmt: skip
+CALLS, TIMED = 2, 20
+
+
+def main() -> None:
+    """The command."""
+    options = _parser().parse_args()
+    if options.one:
+        print(json.dumps(_measure(options)))
+        return
+    names = options.only.split(",") if options.only else NAMED
+    names = [name for name in names if (MODELS / f"{name.partition(':')[0]}.py").exists()]
+    end = time.monotonic() + options.limit
+    failed = 0
+    with tempfile.NamedTemporaryFile() as lock, ThreadPoolExecutor(options.jobs) as pool:
+        for line, good in pool.map(lambda name: _in_process(name, options, lock.name, end), names):
+            failed += not good
+            print(line, flush=True)
+    print(f"{len(names) - failed} of {len(names)} good", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="these models alone; NAME or NAME:SIZE")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--size", default="full")
+    parser.add_argument("--device", default="cuda", help="cuda, or emulator")
+    parser.add_argument(
+        "--limit", type=float, default=540.0, help="seconds, after which nothing more is begun"
+    )
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
+    return parser
+
+
+def _in_process(name: str, options: argparse.Namespace, lock: str, end: float) -> tuple[str, bool]:
+    left = end - time.monotonic()
+    if left < 5:
+        return f"{name:26} not begun: the time is over", False
+    command = [sys.executable, "-W", "ignore", __file__, "--one", name, "--lock", lock]
+    for key in ("dtype", "size", "device"):
+        command += [f"--{key}", getattr(options, key)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
+    except subprocess.TimeoutExpired:
+        return f"{name:26} stopped: the time is over", False
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()]
+        return f"{name:26} failed: {(last or ['no message'])[-1][:300]}", False
+    found = json.loads(done.stdout.splitlines()[-1])
+    return _line(name, found), found["good"]
+
+
+def _line(name: str, found: dict[str, Any]) -> str:
+    parts = [
+        f"{name:26} export {found['export_s']:.0f} s, {found['rss'] / 2**30:.2f} GiB",
+        f"weights {found['constants'] / 2**30:.2f} GiB",
+        f"arena {found['arena'] / 2**20:.1f} MiB ({found['ratio']:.3f} of its bound)",
+        f"{found['launches']} launches",
+        f"load {found['load_s']:.1f} s",
+    ]
+    for method in found["methods"]:
+        errors = f"{method['ours']:.2e} / {method['eager']:.2e}"
+        ids = f", ids {method['same']:.0%} as eager's" if method["same"] is not None else ""
+        speed = f", {method['ms']:.2f} ms" if "ms" in method else ""
+        parts.append(f"{method['name']} {errors}{ids}{speed}")
+    return " | ".join([*parts, "ok" if found["good"] else "WRONG"])
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    name, _, size = options.one.partition(":")
+    os.environ["DEVPLAN_MODEL_SIZE"] = size if size and options.size == "full" else options.size
+    import torch
+
+    from devplan.passes.export import export
+    from devplan.passes.load_source import resolve
+    from devplan.passes.options import ExportOptions
+    from devplan.passes.state_dict import constants_with
+    from devplan.runtime.loading import load_planned
+
+    dtype, path = getattr(torch, options.dtype), str(MODELS / f"{name}.py")
+    place = torch.device("cuda" if options.device == "cuda" else "cpu")
+
+    def build(kind: Any, device: Any, **how: Any) -> Any:
+        torch.set_default_dtype(kind)
+        try:
+            with device, torch.no_grad():
+                torch.manual_seed(0)
+                return resolve(path, **how)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    source = build(dtype, torch.device("cpu"), weightless=True)
+    architectures = (_architecture(),) if place.type == "cuda" else ("sm_90",)
+    begin = time.monotonic()
+    result = export(source, ExportOptions(architectures=architectures, weights="none"))
+    found: dict[str, Any] = {"export_s": time.monotonic() - begin}
+    found["rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found |= _plan(result)
+    torch.backends.cudnn.allow_tf32 = False
+    with _alone(options.lock), torch.no_grad():
+        half, exact = build(dtype, place), build(torch.float32, place)
+        weights: dict[str, Any] = {}
+        for twin, method in zip(exact.methods, half.methods, strict=True):
+            weights |= method.module.state_dict()
+            twin.module.load_state_dict(method.module.state_dict())
+        begin = time.monotonic()
+        with load_planned(result.planned, constants_with(result, weights), options.device) as program:
+            found["load_s"] = time.monotonic() - begin
+            found["methods"] = [
+                _compare(program, *methods, place)
+                for methods in zip(source.methods, half.methods, exact.methods, strict=True)
+            ]
+    bounds = [
+        max(2 * method["eager"], 1e-3 if dtype != torch.float32 else 1e-5) for method in found["methods"]
+    ]
+    found["good"] = all(m["ours"] <= bound for m, bound in zip(found["methods"], bounds, strict=True))
+    return found
+
+
+def _architecture() -> str:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+@contextlib.contextmanager
+def _alone(lock: str) -> Iterator[None]:
+    """One process at a time on the device."""
+    with open(lock or os.devnull, "r" if lock else "w") as file:
+        if lock:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _plan(result: Any) -> dict[str, Any]:
+    from devplan.runtime.memory import constants_nbytes
+    from devplan.runtime.program import Launch, LibraryCall
+
+    arenas = [a for m in result.planned.plan.methods for a in m.arenas if a.kind == "arena"]
+    device = [a for a in arenas if str(a.device) != "cpu"]
+    largest = max(device, key=lambda a: a.nbytes)
+    steps = [i for m in result.planned.program.methods for i in m.instructions]
+    return {
+        "constants": constants_nbytes(result.planned),
+        "arena": largest.nbytes,
+        "ratio": max(a.nbytes / max(a.lower_bound, 1) for a in device),
+        "launches": sum(isinstance(i, Launch | LibraryCall) for i in steps),
+    }
+
+
+def _compare(program: Any, source: Any, half: Any, exact: Any, place: Any) -> dict[str, Any]:
+    """One method, `CALLS` times in a row: relative errors of the worst output, and the speed on a GPU."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    method, floats = program.method(source.name), torch.float32
+
+    def given(dtype: Any = None) -> tuple[Any, Any]:
+        def cast(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return x
+            return x.to(place, dtype if dtype is not None and x.is_floating_point() else None)
+
+        made: tuple[Any, Any] = pytree.tree_map(cast, (source.args, dict(source.kwargs)))
+        return made
+
+    inputs = _flat(source)
+    worst: dict[str, Any] = {"name": source.name, "ours": 0.0, "eager": 0.0, "same": None}
+    for _ in range(CALLS):
+        ours = [_tensor(value, place) for value in method(*inputs).values()]
+        with place:  # models make masks and positions as they go
+            args, kwargs = given()
+            eager = _tensors(half.module(*args, **kwargs))
+            args, kwargs = given(floats)
+            wanted = _tensors(exact.module(*args, **kwargs))
+        for mine, theirs, right in zip(ours, eager, wanted, strict=True):
+            if right.is_floating_point():
+                worst["ours"] = max(worst["ours"], _error(mine, right))
+                worst["eager"] = max(worst["eager"], _error(theirs, right))
+            else:
+                same = (mine == theirs).double().mean().item()
+                worst["same"] = min(same, 1.0 if worst["same"] is None else worst["same"])
+    if place.type == "cuda":
+        worst["ms"] = _milliseconds(lambda: method(*inputs))
+    return worst
+
+
+def _flat(source: Any) -> list[Any]:
+    """Positional inputs, then keywords in the order of the signature."""
+    import inspect
+
+    from torch.utils import _pytree as pytree
+
+    order = list(inspect.signature(source.module.forward).parameters)
+    names = sorted(source.kwargs, key=lambda name: order.index(name) if name in order else len(order))
+    leaves: list[Any] = pytree.tree_leaves((source.args, {name: source.kwargs[name] for name in names}))
+    return leaves
+
+
+def _tensors(value: Any) -> list[Any]:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    return [leaf.clone() for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _tensor(value: Any, place: Any) -> Any:
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.array(value)).to(place)
+
+
+def _error(found: Any, wanted: Any) -> float:
+    difference = (found.double() - wanted.double()).norm()
+    return float(difference / wanted.double().norm().clamp_min(1e-30))
+
+
+def _milliseconds(call: Any) -> float:
+    """The median of `TIMED` calls, from host to host."""
+    times: list[float] = []
+    for _ in range(TIMED):
+        begin = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()
