@@ -52,7 +52,7 @@ def exported(folder: Path) -> Path:
             return x + y
 
     path = folder / "sum.pte"
-    devplan.export(Sum(), (torch.ones(16), torch.ones(16))).save(path)
+    devplan.export(Sum(), (torch.ones(16), torch.ones(16))).write(path)
     return path
 
 
