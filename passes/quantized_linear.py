@@ -67,12 +67,22 @@ class Blocks:
     num_stages: int = 3
 
 
+@dataclass(frozen=True)
+class RowBlocks:
+    """How a product of one row is cut: rows of the weight per program, and chunks of them read at once."""
+
+    columns: int
+    chunks: int
+    num_warps: int
+
+
 def to_steps(call: ExternCall) -> tuple[Allocate | OwnLaunch, ...]:
     """What one call of the operator, on a matrix x [M, K], becomes."""
     x, words = call.operands[:2]
+    columns, row_words, bits = *words.sizes, call.operands[5]
     if x.sizes[0] == 1:
-        return (_row(call),)
-    return tile_steps(call, blocks_of(x.sizes[0], words.sizes[0], words.sizes[1], x.dtype, call.operands[5]))
+        return row_steps(call, row_blocks_of(columns, row_words, bits))
+    return tile_steps(call, blocks_of(x.sizes[0], columns, row_words, x.dtype, bits))
 
 
 def blocks_of(rows: Size, columns: int, row_words: int, dtype: DType, bits: int) -> Blocks:
@@ -89,19 +99,20 @@ def blocks_of(rows: Size, columns: int, row_words: int, dtype: DType, bits: int)
     return Blocks(block, 64, math.ceil(chunks / math.ceil(chunks / splits)))
 
 
-def _row(call: ExternCall) -> OwnLaunch:
-    words, bits = call.operands[1], call.operands[5]
+def row_blocks_of(columns: int, row_words: int, bits: int) -> RowBlocks:
+    """For N columns of the result: programs enough for a GPU, and 16 bytes a thread and row."""
     height = words_per_chunk(bits)
-    columns, chunks = words.sizes[0], words.sizes[1] // height
-    block = min(512 // height, 1 << (chunks - 1).bit_length())
-    constants = _constants(call) | {
-        "BLOCK_N": 8 if columns >= 8 * _PROGRAMS // 2 else 4,
-        "BLOCK_C": block,
-    }
-    windows, output = _windows(call), call.outs[0]
+    chunks = min(512 // height, 1 << (row_words // height - 1).bit_length())
+    warps = max(1, min(4, chunks * height // 128))
+    return RowBlocks(8 if columns >= 4 * _PROGRAMS else 4, chunks, warps)
+
+
+def row_steps(call: ExternCall, blocks: RowBlocks) -> tuple[OwnLaunch, ...]:
+    """The product of one row in given blocks."""
+    constants = _constants(call) | {"BLOCK_N": blocks.columns, "BLOCK_C": blocks.chunks}
     grid = ("-(N // -BLOCK_N)", "1", "1")
-    warps = max(1, min(4, block * height // 128))
-    return _launch(ROW, windows, {"one": _ONE}, {}, constants, grid, output, (warps, 2))
+    options = (blocks.num_warps, 2)
+    return (_launch(ROW, _windows(call), {"one": _ONE}, {}, constants, grid, call.outs[0], options),)
 
 
 def tile_steps(call: ExternCall, blocks: Blocks) -> tuple[Allocate | OwnLaunch, ...]:

@@ -72,7 +72,7 @@ def unpack(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
     """The codes [N, columns] of packed words."""
     rows = words.shape[0]
     chunks = words.reshape(rows, -1, 1, words_per_chunk(bits))
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)[:, None]
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)[:, None]
     return (chunks >> shifts & ((1 << bits) - 1)).reshape(rows, -1)[:, :columns]
 
 
