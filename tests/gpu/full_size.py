@@ -168,7 +168,7 @@ def _architecture() -> str:
 @contextlib.contextmanager
 def _alone(lock: str) -> Iterator[None]:
     """One process at a time on the device."""
-    with open(lock or os.devnull, "r" if lock else "w") as file:
+    with Path(lock or os.devnull).open("r" if lock else "w") as file:
         if lock:
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
