@@ -9,7 +9,7 @@ factor can be applied to the finished sums: sum(x * g * w) / rms(x) = sum(x / rm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +124,7 @@ def to_steps_with(call: ExternCall, blocks: Blocks) -> tuple[OwnLaunch, ...]:
         num_stages=1,
         grid=("-(OUTPUTS // -BLOCK_N)", "1", "1"),
         call_names=tuple(windows),
-        read_early=("weight",),
+        read_early=("weight", "bias", "norm"),
     )
     return (OwnLaunch(spec, tuple(windows.values()), (output,)),)
 
@@ -135,7 +135,10 @@ def _source(
     """The kernel's text: the rows of x unrolled, and no more than what the call asks for."""
     names = [name for name, window in given.items() if window is not None]
     weights = {"w": "weight", "u": "weight + OUTPUTS * weight_n"} if is_gated else {"w": "weight"}
-    has_norm, has_bias, has_added = (given[name] is not None for name in ("norm", "bias", "added"))
+    biases = dict(zip(weights, ("bias", "bias + OUTPUTS"), strict=False)) if "bias" in names else {}
+    streams = {each: (f"{pointer} + at", "is_output[:, None] & ") for each, pointer in weights.items()}
+    if "norm" in names:
+        streams["g"] = ("norm + k", "")
     lines = [
         "@triton.jit",
         f"def row_product({', '.join(names)}{''.join(f', {name}: tl.constexpr' for name in constants)}):",
@@ -143,65 +146,63 @@ def _source(
         "    k = tl.arange(0, BLOCK_K)[None, :]",
         "    is_output = n < OUTPUTS",
         "    at = n.to(tl.int64)[:, None] * weight_n + k",
+        *(
+            f"    {each} = tl.load({pointer}, mask={mask}(k < COLUMNS), other=0.0)"
+            for each, (pointer, mask) in streams.items()
+        ),
+        *(f"    b_{each} = {_vector(pointer)}" for each, pointer in biases.items()),
+        READY,
     ]
-    for each, pointer in weights.items():
-        lines.append(
-            f"    {each} = tl.load({pointer} + at, mask=is_output[:, None] & (k < COLUMNS), other=0.0)"
-        )
-    lines += [READY, *_zeros(rows, list(weights), has_norm)]
-    lines += [
-        "    for begin in range(0, COLUMNS, BLOCK_K):",
-        "        c = begin + k",
-        "        is_next = is_output[:, None] & (c + BLOCK_K < COLUMNS)",
-    ]
-    for each, pointer in weights.items():
-        lines.append(
-            f"        next_{each} = tl.load({pointer} + at + begin + BLOCK_K, mask=is_next, other=0.0)"
-        )
-    if has_norm:
-        lines.append("        g = tl.load(norm + c, mask=c < COLUMNS, other=0.0).to(tl.float32)")
+    if "added" in names:
+        lines += [f"    added{m} = {_vector(f'added + {m} * added_m')}" for m in range(rows)]
+    lines += _loop(rows, streams, weights)
     for m in range(rows):
-        lines.append(f"        x{m} = tl.load(x + {m} * x_m + c, mask=c < COLUMNS, other=0.0).to(tl.float32)")
-        if has_norm:
-            lines += [f"        squares{m} += x{m} * x{m}", f"        x{m} = x{m} * g"]
-        lines += [f"        sums_{each}{m} += {each}.to(tl.float32) * x{m}" for each in weights]
-    lines += [f"        {each} = next_{each}" for each in weights]
-    for m in range(rows):
-        lines += _row_end(m, list(weights), activation, has_norm, has_bias, has_added)
+        lines += _row_end(m, list(weights), names, activation)
     return "\n".join(lines) + "\n"
 
 
-def _zeros(rows: int, weights: Sequence[str], has_norm: bool) -> list[str]:
-    """Sums before the first step."""
+def _vector(pointer: str) -> str:
+    """A number for each output."""
+    return f"tl.load({pointer} + n, mask=is_output, other=0.0).to(tl.float32)"
+
+
+def _loop(rows: int, streams: Mapping[str, tuple[str, str]], weights: Sequence[str]) -> list[str]:
+    """The sums over the columns; a step's constants were loaded in the step before."""
+    has_norm = "g" in streams
     lines = [
-        f"    sums_{each}{m} = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)"
-        for m in range(rows)
-        for each in weights
+        f"    sums_{w}{m} = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)" for m in range(rows) for w in weights
     ]
-    return lines + [f"    squares{m} = tl.zeros([1, BLOCK_K], tl.float32)" for m in range(rows) if has_norm]
+    lines += [f"    squares{m} = tl.zeros([1, BLOCK_K], tl.float32)" for m in range(rows) if has_norm]
+    lines += [
+        "    for begin in range(0, COLUMNS, BLOCK_K):",
+        "        c = begin + k",
+        *(
+            f"        next_{each} = tl.load({pointer} + begin + BLOCK_K, "
+            f"mask={mask}(c + BLOCK_K < COLUMNS), other=0.0)"
+            for each, (pointer, mask) in streams.items()
+        ),
+    ]
+    for m in range(rows):
+        lines.append(f"        x{m} = tl.load(x + {m} * x_m + c, mask=c < COLUMNS, other=0.0).to(tl.float32)")
+        if has_norm:
+            lines += [f"        squares{m} += x{m} * x{m}", f"        x{m} = x{m} * g.to(tl.float32)"]
+        lines += [f"        sums_{each}{m} += {each}.to(tl.float32) * x{m}" for each in weights]
+    return lines + [f"        {each} = next_{each}" for each in streams]
 
 
-def _row_end(
-    m: int, weights: Sequence[str], activation: str, has_norm: bool, has_bias: bool, has_added: bool
-) -> list[str]:
+def _row_end(m: int, weights: Sequence[str], names: Sequence[str], activation: str) -> list[str]:
     """From the sums of one row to what is stored."""
     lines: list[str] = []
-    if has_norm:
+    if "norm" in names:
         lines.append(f"    scale = 1.0 / tl.sqrt(tl.sum(squares{m}, 1) / COLUMNS + EPS)")
-    for each, shift in zip(weights, ("", " + OUTPUTS"), strict=False):
-        lines.append(f"    y_{each} = tl.sum(sums_{each}{m}, 1){' * scale' if has_norm else ''}")
-        if has_bias:
-            lines.append(
-                f"    y_{each} += tl.load(bias{shift} + n, mask=is_output, other=0.0).to(tl.float32)"
-            )
+    for each in weights:
+        scale, bias = " * scale" if "norm" in names else "", f" + b_{each}" if "bias" in names else ""
+        lines.append(f"    y_{each} = tl.sum(sums_{each}{m}, 1){scale}{bias}")
     if activation != "none":
         lines.append(f"    y_w = {ACTIVATIONS[activation].format('y_w')}")
     if len(weights) > 1:
         lines.append("    y_w = y_w * y_u")
-    if has_added:
-        at = f"added + {m} * added_m + n"
-        lines.append(f"    y_w += tl.load({at}, mask=is_output, other=0.0).to(tl.float32)")
-    lines.append(
-        f"    tl.store(output + {m} * output_m + n, y_w.to(output.dtype.element_ty), mask=is_output)"
-    )
-    return lines
+    if "added" in names:
+        lines.append(f"    y_w += added{m}")
+    at = f"output + {m} * output_m + n"
+    return [*lines, f"    tl.store({at}, y_w.to(output.dtype.element_ty), mask=is_output)"]
