@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -150,6 +151,20 @@ def attention(query, key, value, mask, output, rows, columns{runtime}{constants}
 """
 """Rows that may see nothing give zeros, as eager's attention does."""
 
+_FEW_PROGRAMS, _PROGRAMS_OF_WIDE_HEADS = 24, 96
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows, keys and depth of a block, and how the kernel is compiled for it."""
+
+    rows: int
+    keys: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
 TYPES = {DType.FLOAT16: "*fp16", DType.BFLOAT16: "*bf16", DType.BOOL: "*i1", DType.FLOAT32: "*fp32"}
 """Pointers in Triton's words."""
 
@@ -161,9 +176,11 @@ def to_kernel(call: ExternCall) -> tuple[KernelSpec, tuple[LaunchArgument, ...]]
     batch, heads, rows, head = query.sizes
     if not (isinstance(heads, int) and isinstance(head, int) and isinstance(key.sizes[1], int)):
         raise UnsupportedOperatorError("attention needs a static number of heads", why=str(call.origin))
-    shape = _blocks(batch, heads, rows, head)
+    blocks = _blocks(batch, heads, rows, head)
     constants: dict[str, Any] = {
-        **shape,
+        "BLOCK_M": blocks.rows,
+        "BLOCK_N": blocks.keys,
+        "BLOCK_D": blocks.depth,
         "SCALE": float(scale) / math.log(2),
         "HEADS": heads,
         "GROUP": heads // key.sizes[1],
@@ -177,7 +194,7 @@ def to_kernel(call: ExternCall) -> tuple[KernelSpec, tuple[LaunchArgument, ...]]
     constants |= {name: size for name, size in strides.items() if isinstance(size, int)}
     windows = (query, key, value, query if mask is None else mask, output)
     arguments: tuple[LaunchArgument, ...] = (*windows, rows, key.sizes[2], *runtime.values())
-    spec = _spec(windows, list(runtime), constants, batch, heads, (rows, key.sizes[2]))
+    spec = _spec(windows, list(runtime), constants, blocks, batch, heads, (rows, key.sizes[2]))
     return spec, arguments
 
 
@@ -195,20 +212,37 @@ def strides_by_name(windows: Mapping[str, Window], mask: Window | None = None) -
     return named | {f"mask_{axis}": stride for axis, stride in zip("bhmn", strides, strict=True)}
 
 
-def _blocks(batch: Size, heads: int, rows: Size, head: int) -> dict[str, Any]:
-    """Block sizes: large enough for the tensor cores, small enough to fill a GPU of about 100 SMs."""
+def _blocks(batch: Size, heads: int, rows: Size, head: int) -> Blocks:
+    """Block sizes that were fastest on an H200 (`tests/bench/bench_attention.py`).
+
+    Blocks of 128 rows only where there are many rows and many waves of them, or wide heads; fewer than 64 only
+    where the whole grid would be a few programs. Heads over 64 take two stages: some GPUs have 100 KiB of
+    shared memory.
+    """
     wide = max(16, 1 << (head - 1).bit_length())
-    block_m = 64 if wide > 128 else 128
-    known = batch * heads * rows if isinstance(batch, int) and isinstance(rows, int) else 1 << 20
-    while block_m > 16 and known // block_m < 96:
+    pairs = batch * heads if isinstance(batch, int) else None
+    if wide > 64:
+        block_m = _fitting(64 if wide > 128 else 128, rows, pairs, _PROGRAMS_OF_WIDE_HEADS)
+        return Blocks(block_m, 32 if wide > 128 else 64, wide, 8 if block_m >= 128 else 4, 2)
+    if isinstance(rows, int) and rows >= 1024 and (pairs is None or pairs >= 128):
+        return Blocks(128, 64, wide, 8, 3)
+    return Blocks(_fitting(64, rows, pairs, _FEW_PROGRAMS), 64, wide, 4, 3)
+
+
+def _fitting(block_m: int, rows: Size, pairs: int | None, programs: int) -> int:
+    """So many rows at most that there are enough programs; at least 16, for the tensor cores."""
+    if not isinstance(rows, int) or pairs is None:
+        return block_m
+    while block_m > 16 and pairs * -(-rows // block_m) < programs:
         block_m //= 2
-    return {"BLOCK_M": block_m, "BLOCK_N": 32 if wide > 128 else 64, "BLOCK_D": wide}
+    return block_m
 
 
 def _spec(
     windows: Sequence[Window],
     runtime: Sequence[str],
     constants: dict[str, Any],
+    blocks: Blocks,
     batch: Size,
     heads: int,
     sizes: tuple[Size, Size],
@@ -231,8 +265,8 @@ def _spec(
         parameters=parameters,
         constants=tuple(constants.items()),
         divisible_by_16=tuple(aligned),
-        num_warps=8 if constants["BLOCK_M"] >= 128 else 4,
-        num_stages=2,
+        num_warps=blocks.num_warps,
+        num_stages=blocks.num_stages,
         grid=("-(rows // -BLOCK_M)", str(pairs), "1"),
         call_names=tuple(name for name, _ in parameters),
     )
