@@ -72,17 +72,23 @@ class Blocks:
 def blocks_for(rows: int, outputs: int, columns: int, itemsize: int, is_gated: bool) -> Blocks:
     """The shape for x[rows, columns] times weight[outputs, columns], by size alone.
 
-    A step's columns are 16 bytes for each thread, so that the row of x needs no exchange between threads.
-    Registers hold 8 sums a thread for each row of x and of the weight, which bounds the latter.
+    A thread loads at least 16 bytes of a row, so that the row of x needs no exchange between threads. On an
+    H200, of shapes with 1 to 8 weight rows, 1 to 8 warps and 16 or 32 bytes of a row for each thread, two rows
+    and 32 bytes are within a few percent of the best where one step covers the row, and four rows where it
+    takes several (`tests/bench/bench_row_product.py`). Registers hold 8 sums or 16 for each row of x and of
+    the weight, which bounds the latter.
     """
-    vector = 16 // itemsize
-    warps = 4 if columns % (128 * vector) == 0 or columns > 4096 else 2
-    while warps > 1 and columns <= warps * 16 * vector:
+    warps = 4
+    step = 32 * 16 // itemsize
+    while warps > 1 and columns <= warps * step // 2:
         warps //= 2
-    most = max(1, 8 // (max(rows, 2) * (2 if is_gated else 1)))
+    factor = 2 if columns > warps * step and rows <= 2 else 1
+    streams = 2 if is_gated else 1
+    most = (2 if columns <= factor * warps * step else 4) // streams
+    most = max(1, min(most, 8 // (rows * streams * factor)))
     while most > 1 and -(-outputs // most) < _PROGRAMS:
         most //= 2
-    return Blocks(most, warps * 32 * vector, warps)
+    return Blocks(most, factor * warps * step, warps)
 
 
 def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
