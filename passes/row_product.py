@@ -73,10 +73,10 @@ def blocks_for(rows: int, outputs: int, columns: int, itemsize: int, is_gated: b
     """The shape for x[rows, columns] times weight[outputs, columns], by size alone.
 
     A thread loads at least 16 bytes of a row, so that the row of x needs no exchange between threads. On an
-    H200, of shapes with 1 to 8 weight rows, 1 to 8 warps and 16 or 32 bytes of a row for each thread, two rows
-    and 32 bytes are within a few percent of the best where one step covers the row, and four rows where it
-    takes several (`tests/bench/bench_row_product.py`). Registers hold 8 sums or 16 for each row of x and of
-    the weight, which bounds the latter.
+    H200, of shapes with 1 to 8 weight rows, 1 to 8 warps and 16 or 32 bytes of a row for each thread, two
+    rows and 32 bytes are within a few percent of the best where one step covers the row, and four rows where
+    it takes several (`tests/bench/bench_row_product.py`). Registers hold 8 sums or 16 for each row of x and
+    of the weight, which bounds the latter.
     """
     warps = 4
     step = 32 * 16 // itemsize

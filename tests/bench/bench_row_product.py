@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import re
 import statistics
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -32,16 +31,7 @@ DTYPES = {"float16": DType.FLOAT16, "bfloat16": DType.BFLOAT16, "float32": DType
 CACHE_NBYTES = 160 << 20
 """More than three times the L2 cache of an H200."""
 LAUNCHES = 48
-LAYERS = 22
-WAYS = ("", "early", "early, lets the next begin", "next, and all into L2", "next, and streams")
-FETCH = """\
-    lines = n.to(tl.int64)[:, None] * weight_n + tl.arange(0, BLOCK_K // LINE)[None, :] * LINE
-    for begin in tl.static_range(BLOCK_K, COLUMNS, BLOCK_K):
-        ahead = (weight + lines + begin).to(tl.int64)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ahead], dtype=tl.int32, is_pure=False, pack=1
-        )
-"""
+WAYS = ("", "early", "early, lets the next begin")
 
 
 @dataclass(frozen=True)
@@ -101,20 +91,7 @@ def spec_for(call: ExternCall, blocks: Blocks, way: str) -> KernelSpec:
     """The kernel's text for one way to launch it."""
     spec = canonical(to_steps_with(call, blocks)[0].kernel)
     waits = "    tl.extra.cuda.gdc_wait()"
-    if way == WAYS[3]:
-        fetch = FETCH.replace("LINE", str(128 // call.operands[1].dtype.itemsize))
-        if call.operands[7]:
-            fetch += fetch.replace("weight + lines", "weight + OUTPUTS * weight_n + lines")
-        waits = fetch + waits
-    if way == WAYS[4]:
-        body = re.sub(
-            r"(tl\.load\(weight.*), other=0\.0\)",
-            r'\1, other=0.0, eviction_policy="evict_first")',
-            spec.source,
-        )
-        assert body != spec.source
-        spec = replace(spec, source=body)
-    if way in WAYS[2:]:
+    if way == WAYS[2]:
         waits = f"    tl.extra.cuda.gdc_launch_dependents()\n{waits}"
     return canonical(replace(spec, source=spec.source.replace(READY, waits))) if way else spec
 
@@ -235,28 +212,6 @@ def report(shape: Shape, rows: int, data: Data, tried: list[tuple[Blocks, str, f
             line(f"{'chosen' if (took, blocks) == chosen else '':7} {name:24} {way}", took)
 
 
-def step(rows: int, dtype: str, codes: dict[tuple[str, str], tuple[KernelCode, int]], cu: Any) -> None:
-    """All products of a decoder's step, one after the other, in one graph."""
-    by_name = {shape.name: shape for shape in SHAPES}
-    order = [by_name[n] for n in ("query key value", "output", "gate up", "down")] * LAYERS + [
-        by_name["head"]
-    ]
-    made = [Data(shape, rows, getattr(torch, dtype), 1) for shape in order]
-    nbytes = sum(data.nbytes for data in made)
-    print(
-        f"the products of a step: {len(order)} launches, {nbytes / 1e6:.0f} MB, a copy at 4.3 TB/s {nbytes / 4.3e6:.0f} us"
-    )
-    for way in WAYS:
-        kernels = {s: Kernel(cu, codes[s.name, way][0], bool(way)) for s in dict.fromkeys(order)}
-
-        def enqueue(_: int, way: str = way, kernels: dict[Shape, Kernel] = kernels) -> None:
-            for data in made:
-                kernels[data.shape](codes[data.shape.name, way][1], data.addresses(0))
-
-        took = microseconds(enqueue, 1)
-        print(f"  {way or 'one after the other':56}{took:8.1f} us{nbytes / took / 1e3:8.0f} GB/s")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -270,7 +225,7 @@ def main() -> None:
         (shape, blocks, way)
         for shape in SHAPES
         for blocks in candidates(shape, asked.rows, dtype)
-        for way in (WAYS if blocks == candidates(shape, asked.rows, dtype)[0] else WAYS[:3])
+        for way in WAYS
     ]
     specs = [spec_for(calls[shape], blocks, way) for shape, blocks, way in work]
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # before there is a CUDA context
@@ -294,13 +249,6 @@ def main() -> None:
             took = microseconds(lambda i, k=kernel, g=grid, d=data: k(g, d.addresses(i)))
             tried.append((blocks, way, took))
         report(shape, asked.rows, data, tried)
-    chosen = {shape: candidates(shape, asked.rows, dtype)[0] for shape in SHAPES}
-    table = {
-        (shape.name, way): (code, -(-shape.outputs // blocks.rows))
-        for (shape, blocks, way), code in zip(work, codes, strict=True)
-        if blocks == chosen[shape]
-    }
-    step(asked.rows, asked.dtype, table, bindings())
 
 
 if __name__ == "__main__":
