@@ -46,7 +46,7 @@ def grouped_experts(module: torch.nn.Module) -> Iterator[None]:
         config: Any = getattr(part, "config", None)
         if hasattr(type(part), "_apply_gate") and getattr(config, "_experts_implementation", "") == "eager":
             changed.append(config)
-            config._experts_implementation = "grouped_mm"  # noqa: B010: it is private to the library
+            config._experts_implementation = "grouped_mm"
     try:
         yield
     finally:

@@ -63,6 +63,8 @@ def replacements() -> dict[Any, Callable[..., Any]]:
         aten.scaled_dot_product_attention.default: attention,
         torch.ops.devplan.quantized_linear.default: on_rows,
         **host_replacements(),
+        aten._grouped_mm.default: more.grouped_mm,
+        **_of_other_libraries(more.grouped_on_cuda),
     }
 
 
@@ -88,7 +90,6 @@ def on_cuda() -> dict[Any, Callable[..., Any]]:
         aten.nonzero_static.default: more.nonzero_static,
         aten._upsample_bilinear2d_aa.default: more.upsample_bilinear_aa,
         aten._upsample_bicubic2d_aa.default: more.upsample_bicubic_aa,
-        aten._grouped_mm.default: more.grouped_mm,
     }
 
 
@@ -98,13 +99,14 @@ def host_replacements() -> dict[Any, Callable[..., Any]]:
         aten.view.default: aten.reshape.default,
         aten.lstm.input: recurrent.lstm,
         aten.gru.input: recurrent.gru,
+        aten._grouped_mm.default: more.grouped_mm_on_host,
         aten.rnn_tanh.input: recurrent.simple(torch.tanh),
         aten.rnn_relu.input: recurrent.simple(torch.relu),
-        **_of_other_libraries(),
+        **_of_other_libraries(more.grouped_product),
     }
 
 
-def _of_other_libraries() -> dict[Any, Callable[..., Any]]:
-    """Operators that libraries register, where those are loaded."""
+def _of_other_libraries(product: Callable[..., Any]) -> dict[Any, Callable[..., Any]]:
+    """Operators that libraries register, where those are loaded; ``product`` is that of rows in groups."""
     grouped = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
-    return {} if grouped is None else {grouped.default: more.grouped_product}
+    return {} if grouped is None else {grouped.default: product}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from . import grouped_product as grouped_kernel
 
 
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
@@ -222,9 +224,40 @@ def grouped_mm(
     ends: Tensor | None = None,
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
-) -> Any:
-    """As ``aten._grouped_mm`` for rows in groups; NotImplemented for its other forms."""
-    if ends is None or bias is not None or x.dim() != 2 or weight.dim() != 3:
-        return NotImplemented
-    made = grouped_product(x, weight, ends)
+) -> Tensor:
+    """As ``aten._grouped_mm`` for rows in groups and for equal batches."""
+    return _grouped(grouped_on_cuda, x, weight, ends, bias, dtype)
+
+
+def grouped_mm_on_host(
+    x: Tensor,
+    weight: Tensor,
+    ends: Tensor | None = None,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The same without a kernel of ours."""
+    return _grouped(grouped_product, x, weight, ends, bias, dtype)
+
+
+def _grouped(
+    product: Callable[[Tensor, Tensor, Tensor], Tensor],
+    x: Tensor,
+    weight: Tensor,
+    ends: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    if bias is not None or weight.dim() != 3 or x.dim() != (3 if ends is None else 2):
+        raise NotImplementedError(
+            "of grouped products, those of rows in groups and of equal batches are here"
+        )
+    made = torch.bmm(x, weight) if ends is None else product(x, weight, ends)
     return made if dtype is None else made.to(dtype)
+
+
+def grouped_on_cuda(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """`grouped_product` by the kernel for it, where that takes the operands."""
+    if grouped_kernel.is_possible(x, weight):
+        return grouped_kernel.grouped(x, weight, ends)
+    return grouped_product(x, weight, ends)

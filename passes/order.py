@@ -1,7 +1,8 @@
 """Sorting and what follows from it, where no single kernel sorts: rows longer than Triton's sort takes.
 
-A long row is sorted by counting, for each element, how many come before it: quadratic work, but one fused
-kernel without memory of its own. The largest few of a long row are found among those of its pieces.
+A long row is sorted in pieces, and the pieces are merged two by two: an element's place in the merged run
+is its place in its own piece and the number of elements of the other that come before it, found by
+bisection. The largest few of a long row are found among those of its pieces.
 """
 
 from __future__ import annotations
@@ -22,18 +23,60 @@ def sort(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bo
     if x.dim() == 0 or x.size(dim) <= SHORT:
         return NotImplemented
     rows = x.movedim(dim, -1).contiguous()
-    position = torch.arange(rows.size(-1), device=x.device, dtype=torch.int32)
-    here, other = rows.unsqueeze(-1), rows.unsqueeze(-2)
-    first, second = (here, other) if descending else (other, here)
-    is_before, is_equal = first < second, here == other
-    if x.is_floating_point():  # NaN counts as the largest
-        is_before = is_before | (second.isnan() & ~first.isnan())
-        is_equal = is_equal | (here.isnan() & other.isnan())
-    is_before = is_before | (is_equal & (position[None, :] < position[:, None]))
-    rank = is_before.sum(-1)
-    values = torch.zeros_like(rows).scatter(-1, rank, rows)
-    indices = torch.zeros_like(rank, dtype=torch.int32).scatter(-1, rank, position.expand_as(rank))
-    return values.movedim(-1, dim), indices.to(torch.int64).movedim(-1, dim)
+    keys = _keys(rows, descending)
+    places = _merged(keys.reshape(-1, rows.size(-1))).reshape(rows.shape)
+    return rows.gather(-1, places).movedim(-1, dim), places.movedim(-1, dim)
+
+
+def _keys(rows: Tensor, descending: bool) -> Tensor:
+    """Integers in the order of the elements: for floats by their bits, with NaN as the largest."""
+    if rows.dtype == torch.bool or rows.dtype == torch.uint8:
+        keys = rows.to(torch.int32)
+    elif not rows.is_floating_point():
+        keys = rows if rows.dtype == torch.int64 else rows.to(torch.int32)
+    else:
+        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        word = torch.int64 if wide == torch.float64 else torch.int32
+        bits = (rows.to(wide) + 0.0).view(word)  # -0.0 equals 0.0
+        keys = torch.where(bits < 0, bits ^ torch.iinfo(word).max, bits)
+        keys = torch.where(rows.isnan(), torch.iinfo(word).max, keys)
+    return ~keys if descending else keys
+
+
+def _merged(keys: Tensor) -> Tensor:
+    """Where the elements of sorted rows come from; ``keys`` are [rows, length]."""
+    rows, length = keys.shape
+    runs = 1
+    while -(-length // runs) > SHORT:
+        runs *= 2
+    piece = -(-length // runs)
+    keys, places = stable_sort(_padded(keys, runs * piece).reshape(rows * runs, piece), -1)
+    start = torch.arange(runs, device=keys.device) * piece
+    places = places.reshape(rows, runs, piece) + start[:, None]  # equal elements stand before the padding
+    while runs > 1:
+        runs, piece = runs // 2, piece * 2
+        keys, places = _merge(keys.reshape(rows * runs, 2, -1), places.reshape(rows * runs, 2, -1))
+    return places.reshape(rows, piece)[:, :length]
+
+
+def _padded(keys: Tensor, length: int) -> Tensor:
+    """Rows with the largest key behind them; `torch.nn.functional.pad` would take that through float64."""
+    most = keys.new_full((*keys.shape[:-1], length - keys.size(-1)), torch.iinfo(keys.dtype).max)
+    return torch.cat([keys, most], -1)
+
+
+def _merge(keys: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Two sorted runs [count, 2, half] each as one; of equals those of the first come first."""
+    first, second = keys[:, 0].contiguous(), keys[:, 1].contiguous()
+    own = torch.arange(first.size(-1), device=keys.device)
+    to_first = own + torch.searchsorted(second, first, right=False)
+    to_second = own + torch.searchsorted(first, second, right=True)
+    to = torch.cat([to_first, to_second], -1)
+    flat = torch.cat([first, second], -1)
+    return (
+        torch.zeros_like(flat).scatter(-1, to, flat),
+        torch.zeros_like(to).scatter(-1, to, places.flatten(-2)),
+    )
 
 
 def sort_default(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
@@ -63,23 +106,21 @@ def topk(
         values, indices = stable_sort(rows, -1, largest)
         values, indices = values[..., :k], indices[..., :k]
     else:
-        values, indices = _topk_of_pieces(rows, k, largest)
+        indices = _smallest(_keys(rows, largest), k)
+        values = rows.gather(-1, indices)
     return values.movedim(-1, dim), indices.movedim(-1, dim)
 
 
-def _topk_of_pieces(rows: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
-    count = -(-rows.size(-1) // SHORT)
-    info = torch.finfo(rows.dtype) if rows.is_floating_point() else torch.iinfo(rows.dtype)
-    last = (
-        float("-inf" if largest else "inf") if rows.is_floating_point() else info.min if largest else info.max
-    )
-    padded = torch.nn.functional.pad(rows, (0, count * SHORT - rows.size(-1)), value=last)
-    pieces = padded.reshape(*padded.shape[:-1], count, SHORT)
-    values, indices = stable_sort(pieces, -1, largest)
-    base = torch.arange(count, device=rows.device)[:, None] * SHORT
-    values, indices = values[..., :k].flatten(-2), (indices[..., :k] + base).flatten(-2)
-    values, chosen = topk(values, k, -1, largest)
-    return values, indices.gather(-1, chosen)
+def _smallest(keys: Tensor, k: int) -> Tensor:
+    """Where the ``k`` smallest of each row are, in order: those of all pieces, then those of what is left."""
+    length = keys.size(-1)
+    if length <= SHORT:
+        return stable_sort(keys, -1)[1][..., :k]
+    count = -(-length // SHORT)
+    pieces = _padded(keys, count * SHORT).reshape(*keys.shape[:-1], count, SHORT)
+    least, places = stable_sort(pieces, -1)
+    places = places[..., :k] + torch.arange(count, device=keys.device)[:, None] * SHORT
+    return places.flatten(-2).gather(-1, _smallest(least[..., :k].flatten(-2), k))
 
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:

@@ -102,6 +102,24 @@ CASES: dict[str, Case] = {
     "sort": (lambda x: x.sort(1), (ROWS,)),
     "sort_descending": (lambda x: torch.sort(x, dim=0, descending=True, stable=True), (ints(9, 4),)),
     "sort_long": (lambda x: x.sort(1), (rand(2, 3000),)),
+    "sort_long_ties": (
+        lambda x: torch.sort(x, dim=0, descending=True, stable=True),
+        (ints(1030, 2, below=5),),
+    ),
+    "sort_long_extremes": (
+        lambda x: (*torch.sort(x, stable=True), x.topk(5)[0], x.topk(5, largest=False)[0]),
+        (torch.tensor([2**63 - 1, 3, -(2**63)] * 201),),
+    ),
+    "sort_long_nan": (
+        lambda x: (*torch.sort(x, stable=True), x.topk(600)[0], x.topk(200, largest=False)[0]),
+        (torch.where(rand(2, 700) > 1.5, float("nan"), torch.where(rand(2, 700) < -1, -0.0, rand(2, 700))),),
+    ),
+    "sort_long_float64": (lambda x: x.sort(1, descending=True), (rand(2, 1025).double(),)),
+    "sort_long_half": (lambda x: torch.sort(x, dim=1, stable=True), (rand(2, 1025).half(),)),
+    "sort_long_bytes": (
+        lambda x: torch.sort(x, dim=1, stable=True),
+        (ints(2, 700, below=200).to(torch.uint8),),
+    ),
     "argsort": (lambda x: x.argsort(1), (ROWS,)),
     "median": (lambda x: (x.median(1)[0], x.kthvalue(3, 1)[0], x.median()), (ROWS,)),
     "quantile": (lambda x: x.quantile(0.3, 1), (ROWS,)),
@@ -113,6 +131,10 @@ CASES: dict[str, Case] = {
         (rand(3, 4, 2), rand(3, 4, 5), rand(3, 5, 2)),
     ),
     "addmm": (lambda a, x, y: torch.addmm(a, x, y, beta=2, alpha=3), (rand(4, 2), rand(4, 5), rand(5, 2))),
+    "grouped_mm": (
+        lambda x, w, ends: F.grouped_mm(x.bfloat16(), w.bfloat16().transpose(1, 2), offs=ends).float(),
+        (rand(40, 64), rand(4, 48, 64), torch.tensor([3, 3, 20, 40], dtype=torch.int32)),
+    ),
     "einsum": (lambda x, y: torch.einsum("bij,bkj->bik", x, y), (rand(2, 3, 4), rand(2, 5, 4))),
     "linear": (lambda x, w, b: F.linear(x, w, b), (rand(2, 3, 6), rand(5, 6), rand(5))),
     "bilinear": (lambda x, y, w: F.bilinear(x, y, w), (X, Y, rand(3, 6, 6))),
