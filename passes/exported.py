@@ -12,6 +12,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.program import Argument, Symbol
+from .call_names import output_names
 from .control_flow import name_apart
 from .dimensions import declared, parameter_names
 from .hollow import weight_names
@@ -147,7 +148,7 @@ def analyse(method: MethodSource, exported: torch.export.ExportedProgram) -> Exp
                 f"input `{node.name}` of method `{method.name}` is a {spec.kind.name.lower()}",
                 why="tokens and script objects have no place in an artifact",
             )
-    outputs, updates, state = _outputs(graph, signature, contents)
+    outputs, updates, state = _outputs(graph, exported, contents)
     return ExportedMethod(
         name=method.name,
         graph=graph,
@@ -227,15 +228,17 @@ def _leaf_names(spec: Any, base: str) -> list[str]:
 
 
 def _outputs(
-    graph: torch.fx.GraphModule, signature: Any, contents: Mapping[str, str]
+    graph: torch.fx.GraphModule, exported: torch.export.ExportedProgram, contents: Mapping[str, str]
 ) -> tuple[tuple[OutputSpec, ...], tuple[tuple[str, str], ...], frozenset[str]]:
     (output,) = [n for n in graph.graph.nodes if n.op == "output"]
     by_content = {content: node for node, content in contents.items()}
     outputs: list[OutputSpec] = []
     updates: list[tuple[str, str]] = []
     state: set[str] = set()
-    users = sum(spec.kind == OutputKind.USER_OUTPUT for spec in signature.output_specs)
-    for value, spec in zip(output.args[0], signature.output_specs, strict=True):
+    specs = exported.graph_signature.output_specs
+    users = sum(spec.kind == OutputKind.USER_OUTPUT for spec in specs)
+    names = output_names(exported.call_spec.out_spec, users)
+    for value, spec in zip(output.args[0], specs, strict=True):
         if spec.kind == OutputKind.BUFFER_MUTATION:
             state.add(spec.target)
             updates.append((by_content[spec.target], value.name))
@@ -245,7 +248,7 @@ def _outputs(
                 hint="return the new value, or make it a registered buffer",
             )
         elif spec.kind == OutputKind.USER_OUTPUT:
-            name = "output" if users == 1 else f"output{len(outputs)}"
+            name = names[len(outputs)]
             if isinstance(value, torch.fx.Node):
                 outputs.append(OutputSpec(name, value.name))
             else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, cast
 import torch
 
 from ..runtime.errors import UsageError
+from .call_names import misfit, parameters_of, wrong_name
 from .config_rules import bucket_rule
 from .function_module import FunctionModule
 from .hollow import without_weights
@@ -102,6 +104,7 @@ class _Resolver:
             )
         args, kwargs = self._inputs("example_inputs", space["example_inputs"])
         shapes = self._shapes("dynamic_shapes", space.get("dynamic_shapes"))
+        self._check_call("", "", model, args, kwargs, shapes)
         buckets = self._buckets("buckets", space.get("buckets"))
         return MethodSource("forward", model, args, kwargs, shapes, buckets=buckets)
 
@@ -145,6 +148,7 @@ class _Resolver:
             raise self.code.error(f"`{what}` at {at} has no `example_inputs`", f"expected {_INPUTS}")
         args, kwargs = self._inputs(f"{what}.example_inputs", entry["example_inputs"], at)
         shapes = self._shapes(f"{what}.dynamic_shapes", entry.get("dynamic_shapes"), at)
+        self._check_call(f"{what}.", at, module, args, kwargs, shapes)
         buckets = self._buckets(f"{what}.buckets", entry.get("buckets"), at)
         return MethodSource(name, module, args, kwargs, shapes, buckets=buckets)
 
@@ -244,6 +248,23 @@ class _Resolver:
             raise self.code.error(f"`{what}` at {at} is {_kind(value)}, expected {_INPUTS}", hint)
         self._check_leaves(what, at, value)
         return value, {}
+
+    def _check_call(
+        self, prefix: str, at: str, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Any
+    ) -> None:
+        """The example and the dynamic shapes must be for this module's inputs."""
+        for key, names in (("example_inputs", kwargs), ("dynamic_shapes", shapes)):
+            wrong = wrong_name(module, names) if is_mapping(names) else None
+            if wrong is not None:
+                where = at or self.code.at(key)
+                raise self.code.error(f"`{prefix}{key}` at {where} names no input `{wrong[0]}`", wrong[1])
+        if why := misfit(module, args, kwargs):
+            where = at or self.code.at("example_inputs")
+            inputs = list(parameters_of(module) or ())
+            raise self.code.error(
+                f"`{prefix}example_inputs` at {where} does not fit the model: {why}",
+                f"its inputs are {_listed(inputs)}",
+            )
 
     def _check_leaves(self, what: str, at: str, value: Any) -> None:
         if is_sequence(value):

@@ -165,20 +165,22 @@ class Caller:
 
     def _bind(self, bindings: Mapping[str, int], external: Mapping[str, int]) -> Bound:
         context, method = self._context, self.method
-        layout = context.buckets.get(tuple(bindings.values()), context.layout)
+        bucket = context.buckets.get(tuple(bindings.values()))
+        layout = bucket or context.layout
         refuse_larger(method, bindings)
         operands = resolve(method, {**layout.addresses, **external}, bindings)
-        direct = self._direct(operands, bindings, layout)
+        is_for_life = self.is_static or (bucket is not None and not external)
+        direct = self._direct(operands, bindings) if is_for_life else Direct(operands, operands)
         try:
-            return self._bound(direct, bindings, layout)
+            return self._bound(direct, bindings, layout.decorate)
         except BaseException:
             direct.close()
             raise
 
-    def _bound(self, direct: Direct, bindings: Mapping[str, int], layout: Layout) -> Bound:
+    def _bound(self, direct: Direct, bindings: Mapping[str, int], decorate: Decorate | None) -> Bound:
         context, method, operands = self._context, self.method, direct.planned
         ends = host_ends(method, operands, lambda copy: self._mover(copy, operands) is not None)
-        binder = Binder(method, context.backends, direct.used, bindings, layout.decorate, ends, direct.saved)
+        binder = Binder(method, context.backends, direct.used, bindings, decorate, ends, direct.saved)
         execution = Execution(binder.segments(), operands, context.backends)
         outputs = {
             port.value: MovingOutput(operands[port.value], ends[port.value], context.shared)
@@ -199,12 +201,12 @@ class Caller:
             direct,
         )
 
-    def _direct(self, operands: dict[str, Operand], bindings: Mapping[str, int], layout: Layout) -> Direct:
+    def _direct(self, operands: dict[str, Operand], bindings: Mapping[str, int]) -> Direct:
         """The operands with small copies saved; not where each instruction is watched on the plan's memory.
 
         Nor where bindings come and go: what was borrowed of an output would lose its memory with them.
         """
-        if layout.decorate is not None or not self.is_static:
+        if self._context.layout.decorate is not None:
             return Direct(operands, operands)
         backends, take = self._context.backends, self._context.shared.take
         return use_host_ends(self.method, operands, bindings, backends, take)

@@ -202,3 +202,21 @@ def test_sizes_that_take_more_than_is_reserved_are_refused(program: Any, symboli
         PlanError, match="storage `y` of method `forward` takes 12 bytes at s0=3: 0 are reserved"
     ):
         loaded.method()(np.ones(3, np.float32))
+
+
+def test_small_inputs_and_outputs_of_a_bucket_need_no_copies(
+    program: Any, symbolic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RecordingBackend, "direct_nbytes", 64, raising=False)
+    method = program.method()
+    n = symbolic(method, "s0", 1, 64, "x", 0)
+    x = method.input("x", (n, 2))
+    y = method.tensor("y", (n, 2))
+    method.launch("double", [x], [y])
+    method.output("y", y)
+    program.kernel("double", "", (("x", "*fp32"), ("y", "*fp32")))
+    loaded, _ = program.load(WORK, buckets=SIZES)
+    with loaded:
+        for rows, copies in ((8, 0), (8, 0), (7, 1), (64, 2)):
+            call(loaded, rows)
+            assert loaded.copies.counts[CopyKind.H2D] == copies
