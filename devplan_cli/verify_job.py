@@ -106,6 +106,8 @@ def run_check(check: Check, source_text: str, output: Output) -> int:
         allow_torch_ops=check.allow_torch_ops,
         weights=check.weights,
     ) as program:
+        for note in _rounding(program):
+            output.say(f"eager weights are rounded likewise: {note}")
         verdict = verify_program(program, source, check)
     _show(verdict, output)
     verdict.raise_on_difference()
@@ -130,6 +132,8 @@ def verify_program(program: LoadedProgram, source: ModelSource, check: Check) ->
 def _verify_method(program: LoadedProgram, source: MethodSource, check: Check) -> list[Finding]:
     import torch
 
+    from ..passes.quantized_eager import RoundedWeights
+
     method = program.method(source.name)
     ports = method.description
     leaves = _leaves(source, ports, check.seed)
@@ -139,8 +143,9 @@ def _verify_method(program: LoadedProgram, source: MethodSource, check: Check) -
     }
     inputs = to_places(program, ports, inputs)
     findings: list[Finding] = []
+    rounded = RoundedWeights(source.module, ports.notes, _scale_dtype(program))
     for call in range(1, check.calls + 1):
-        with torch.no_grad():
+        with torch.no_grad(), rounded:
             eager = _eager(source, leaves)
         ours = {name: on_host(value) for name, value in method.run(inputs).items()}
         names = [port.name for port in ports.outputs]
@@ -250,6 +255,23 @@ def _host_array(value: Any) -> Any:
     host = value.detach().to("cpu")
     narrow = host.dtype.is_floating_point and host.dtype not in (torch.float16, torch.float32, torch.float64)
     return (host.float() if narrow else host).contiguous().numpy()
+
+
+def _rounding(program: LoadedProgram) -> list[str]:
+    """The notes that tell of rounded weights."""
+    from ..passes.quantize_scheme import Selection
+
+    notes = (note for method in program.planned.program.methods for note in method.notes)
+    return [note for note in dict.fromkeys(notes) if Selection.parse(note) is not None]
+
+
+def _scale_dtype(program: LoadedProgram) -> Any:
+    """What quantised weights were cast to before: scales of 4-bit ones have that type."""
+    import torch
+
+    constants = program.planned.program.constants
+    found = {str(c.dtype) for c in constants if c.name.endswith("scales")} - {"float32"}
+    return getattr(torch, found.pop()) if len(found) == 1 else None
 
 
 def _tolerance(program: LoadedProgram, value: Any, check: Check) -> Tolerance:

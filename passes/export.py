@@ -30,6 +30,7 @@ from .supported import supports
 from .tape import KernelSpec
 from .targets import lowest
 from .to_placed import to_placed
+from .torchao_weights import unwrap
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ def _recipes(lowered: Sequence[LoweredMethod], contents: Contents) -> list[Recip
 
 def _export_methods(source: ModelSource, options: ExportOptions, progress: Progress) -> list[ExportedMethod]:
     methods: list[ExportedMethod] = []
-    cast = cast_methods(source.methods, options.dtype)
+    unwrapped, notes = unwrap(source.methods, pack_weights=options.device != "cpu")
+    cast = cast_methods(unwrapped, options.dtype)
     if options.weights not in ("reference", "none"):
         refuse_meta(cast)
     with on_the_host(cast):
@@ -119,6 +121,7 @@ def _export_methods(source: ModelSource, options: ExportOptions, progress: Progr
             progress("export", index / len(source.methods), method.name)
             methods.append(analyse(method, export_method(method)))
             split_complex(methods[-1])
+            methods[-1].notes = tuple(filter(None, [notes.get(method.name)]))
     return sorted(methods, key=lambda method: method.name)
 
 

@@ -53,7 +53,7 @@ class ExportedMethod:
         """A placeholder for a constant that was computed at export."""
         graph = self.graph.graph
         with graph.inserting_before(next(iter(graph.nodes))):
-            made = graph.placeholder(name.replace(".", "_"))
+            made = graph.placeholder(f"c_{name.replace('.', '_')}")
         known: Any = next(n.meta["val"] for n in graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
         with known.fake_mode:
             made.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)

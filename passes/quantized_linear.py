@@ -79,7 +79,7 @@ class RowBlocks:
 def to_steps(call: ExternCall) -> tuple[Allocate | OwnLaunch, ...]:
     """What one call of the operator, on a matrix x [M, K], becomes."""
     x, words = call.operands[:2]
-    columns, row_words, bits = *words.sizes, call.operands[5]
+    (columns, row_words), bits = words.sizes, call.operands[5]
     if x.sizes[0] == 1:
         return row_steps(call, row_blocks_of(columns, row_words, bits))
     return tile_steps(call, blocks_of(x.sizes[0], columns, row_words, x.dtype, bits))

@@ -1,0 +1,63 @@
+"""Eager PyTorch with the weights that an artifact's codes stand for, to compare the artifact with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from .quantize_scheme import Selection
+from .quantized_weight import quantized
+from .torchao_weights import codes_of, is_torchao
+
+
+class RoundedWeights(TorchFunctionMode):
+    """While active, linear layers of a module read rounded weights, in floating point.
+
+    ``notes`` are those of the artifact's method: they say by what scheme weights were rounded and which were
+    left. ``dtype`` is what weights were cast to before; None: nothing. Weights of torchao's are read as the
+    numbers that they stand for.
+    """
+
+    def __init__(self, module: torch.nn.Module, notes: Sequence[str], dtype: torch.dtype | None) -> None:
+        super().__init__()
+        found = [selection for note in notes if (selection := Selection.parse(note)) is not None]
+        self._selection = found[0] if found else None
+        self._dtype = dtype
+        self._names: dict[int, set[str]] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            self._names.setdefault(id(parameter), set()).add(name.removesuffix(".weight"))
+        self._rounded: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Every call of torch; those of `torch.nn.functional.linear` get another weight."""
+        kwargs = kwargs or {}
+        if func is F.linear:
+            given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+            return F.linear(given["input"], self._weight(given["weight"]), given.get("bias"))
+        return func(*args, **kwargs)
+
+    def _weight(self, weight: torch.Tensor) -> torch.Tensor:
+        key = id(weight)
+        if key not in self._rounded:
+            self._rounded[key] = self._round(weight)
+        return self._rounded[key]
+
+    def _round(self, weight: torch.Tensor) -> torch.Tensor:
+        if is_torchao(weight):
+            read = codes_of(weight, "weight")
+            factor = getattr(weight, "act_pre_scale", None)
+            plain = read.dequantized() if factor is None else read.dequantized() * factor.float()
+            return plain.to(weight.dtype)
+        names = self._names.get(id(weight))
+        if self._selection is None or names is None or not names.isdisjoint(self._selection.left):
+            return weight
+        if not weight.is_floating_point():
+            return weight
+        scheme, cast = self._selection.scheme, weight.detach().to(self._dtype or weight.dtype)
+        return quantized(cast, scheme.bits, scheme.group).dequantized(weight.shape[1]).to(weight.dtype)
