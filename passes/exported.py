@@ -114,7 +114,10 @@ def cast_methods(methods: Sequence[MethodSource], dtype: str | None) -> list[Met
     def cast_method(method: MethodSource) -> MethodSource:
         if method.exported is not None:
             return method
-        module = copy.deepcopy(method.module, copied).to(wanted)
+        module = copy.deepcopy(method.module, copied)
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point():  # the very tensor: a cache object may hold it too
+                tensor.data = tensor.data.to(wanted)
         args, kwargs = pytree.tree_map(cast, (method.args, method.kwargs))
         return replace(method, module=module, args=args, kwargs=kwargs)
 

@@ -76,8 +76,8 @@ class Artifact:
     def verify_constants(self) -> None:
         """Read every constant and compare it with its digest; ArtifactError for the first that differs."""
         unknown = {blob.digest for blob in self.blobs if blob.location == GIVEN}
-        for digest, data in self.constants.items():
-            if digest not in unknown and hashlib.sha256(data).hexdigest() != digest:
+        for digest in self.constants:
+            if digest not in unknown and hashlib.sha256(self.constants[digest]).hexdigest() != digest:
                 raise ArtifactError(f"constant {digest} of `{self.path}` is damaged", hint=EXPORT_AGAIN)
 
 
