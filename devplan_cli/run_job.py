@@ -154,7 +154,12 @@ def _document(
         "outputs": [_describe(name, value) for name, value in results.items()],
         "cuda_graph": {"reason": reason} if reason else True,
         "latency_us": percentiles([second * 1e6 for second in seconds]),
-        "memory": {"arena": memory.arena, "constants": memory.constants, "state": memory.state},
+        "memory": {
+            "arena": memory.arena,
+            "constants": memory.constants,
+            "state": memory.state,
+            "staging": memory.staging,
+        },
         "copies": copies_of(method),
     }
     if method.buckets:

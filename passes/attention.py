@@ -215,9 +215,9 @@ def strides_by_name(windows: Mapping[str, Window], mask: Window | None = None) -
 def _blocks(batch: Size, heads: int, rows: Size, head: int) -> Blocks:
     """Block sizes that were fastest on an H200 (`tests/bench/bench_attention.py`).
 
-    Blocks of 128 rows only where there are many rows and many waves of them, or wide heads; fewer than 64 only
-    where the whole grid would be a few programs. Heads over 64 take two stages: some GPUs have 100 KiB of
-    shared memory.
+    Blocks of 128 rows only where there are many rows and many waves of them, or wide heads; fewer than 64
+    only where the whole grid would be a few programs. Heads over 64 take two stages: some GPUs have 100 KiB
+    of shared memory.
     """
     wide = max(16, 1 << (head - 1).bit_length())
     pairs = batch * heads if isinstance(batch, int) else None

@@ -31,8 +31,10 @@ class BenchResult:
     """What was measured. ``latency`` maps ``end_to_end``, ``h2d``, ``device``, ``d2h`` to percentiles.
 
     A part is None where it cannot be told apart (a method that branches). ``memory`` is in bytes, None where
-    the device has no such number; ``measured_total`` is by how much the driver's free memory fell from the
-    bare context to the loaded program after its calls.
+    the device has no such number. ``measured_total`` is by how much the driver's free memory fell from the
+    bare context to the loaded program after its calls; ``context`` what is still gone when a program has run
+    and was closed (code and handles of CUDA and its libraries), ``rounding`` what is lost to whole pages. ``staging``
+    is on the host.
     """
 
     method: str
@@ -83,9 +85,14 @@ def measure(
         measure_cold_start(artifact, method, inputs, device, weights) if cold_start else {}
     )
     free_before = _free_memory(device)
+    context = None
+    if free_before is not None:
+        with load(artifact, device=device, allow_torch_ops=allow_torch_ops, weights=weights) as program:
+            program.method(method).run(place_inputs(program, program.method(method), inputs))
+        context = free_before - (_free_memory(device) or 0)
     with load(artifact, device=device, allow_torch_ops=allow_torch_ops, weights=weights) as program:
         placed = place_inputs(program, program.method(method), inputs)
-        result = bench(program, program.method(method), placed, repeat, warmup, free_before)
+        result = bench(program, program.method(method), placed, repeat, warmup, free_before, context)
     document = {**result.document(), "cold_start_s": cold or None}
     if page is not None:
         from .bench_page import page as page_of
@@ -101,6 +108,7 @@ def bench(
     repeat: int = 100,
     warmup: int = 10,
     free_before: int | None = None,
+    context: int | None = None,
 ) -> BenchResult:
     """Measure a loaded method with these inputs.
 
@@ -111,6 +119,7 @@ def bench(
         repeat: timed calls.
         warmup: calls before them.
         free_before: bytes that were free on the GPU before the program was loaded.
+        context: bytes that CUDA and its libraries keep for the process, once they have run such a program.
     """
     from .timing import Percentiles
 
@@ -122,7 +131,7 @@ def bench(
         method.run(inputs)
         times.append(clock() - start)
     latency: dict[str, Percentiles | None] = {"end_to_end": Percentiles.of(times)}
-    memory = _memory(program, method, free_before)  # before the parts, whose graph takes memory too
+    memory = _memory(program, method, free_before, context)  # before the parts, whose graph takes memory too
     latency |= _parts(program, method, inputs, repeat)
     labels = [backend.label for slot, backend in program.backends.items() if slot.kind != "cpu"]
     device = ", ".join(labels) or "cpu"
@@ -183,7 +192,13 @@ def _parts(
     return {part: Percentiles.of([total(part, run) for run in runs]) for part in PARTS}
 
 
-def _memory(program: LoadedProgram, method: LoadedMethod, free_before: int | None) -> dict[str, int | None]:
+PAGE = 2 << 20
+"""Bytes that the driver hands out at once."""
+
+
+def _memory(
+    program: LoadedProgram, method: LoadedMethod, free_before: int | None, context: int | None
+) -> dict[str, int | None]:
     report = program.memory
     free_after = _gpu_free(program)
     measured = free_before - free_after if free_before is not None and free_after is not None else None
@@ -191,7 +206,12 @@ def _memory(program: LoadedProgram, method: LoadedMethod, free_before: int | Non
         "arena": report.arena,
         "constants": report.constants,
         "state": report.state,
+        "staging": report.staging,
         "graph": method.graph_nbytes,
+        "context": context,
+        "rounding": None
+        if measured is None
+        else sum(-nbytes % PAGE for nbytes in (report.arena, report.constants, report.state)),
         "measured_total": measured,
     }
 

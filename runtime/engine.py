@@ -47,11 +47,16 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes in use by one program: arenas and state of its own, constants shared with its clones."""
+    """Bytes in use by one program: arenas and state of its own, constants shared with its clones.
+
+    These are in the memory of the devices (of the host for a program of the host); ``staging`` is what a
+    program for a device holds on the host.
+    """
 
     arena: int
     constants: int
     state: int
+    staging: int = 0
 
 
 class LoadedProgram:
@@ -120,10 +125,13 @@ class LoadedProgram:
     @property
     def memory(self) -> MemoryReport:
         """Bytes reserved."""
+        devices = {device for device in self._backends if device != CPU} or {CPU}
+        arenas, variables = self._arenas.values(), self.planned.program.state
         return MemoryReport(
-            sum(arena.nbytes for arena in self._arenas.values()),
-            constants_nbytes(self.planned),
-            sum(variable.nbytes for variable in self.planned.program.state),
+            sum(arena.nbytes for arena in arenas if arena.device in devices),
+            constants_nbytes(self.planned, devices),
+            sum(variable.nbytes for variable in variables if variable.device in devices),
+            sum(arena.nbytes for arena in arenas if arena.device not in devices),
         )
 
     @property

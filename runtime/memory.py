@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -131,9 +131,10 @@ def _bytes_of(constant: Constant, constants: Constants) -> memoryview:
     return data
 
 
-def constants_nbytes(planned: PlannedProgram) -> int:
-    """Bytes of the constants on all devices, each digest once per device."""
-    return sum(constant.nbytes for constant in _needed_constants(planned).values())
+def constants_nbytes(planned: PlannedProgram, devices: Collection[Device]) -> int:
+    """Bytes of the constants on these devices, each digest once per device."""
+    needed = _needed_constants(planned)
+    return sum(constant.nbytes for (device, _), constant in needed.items() if device in devices)
 
 
 @dataclass(frozen=True)
