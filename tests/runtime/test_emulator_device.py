@@ -279,7 +279,7 @@ def test_memory_stays_flat_over_calls_loads_and_clones(program: Any) -> None:
     loaded.method()(x)
     tracemalloc.start()
     before = 0
-    for round_ in range(60):
+    for round_ in range(220):
         with loaded.clone() as clone, load_planned(planned, {}, "emulator") as again:
             for each in (loaded, clone, again):
                 np.testing.assert_array_equal(each.method()(x)["y"], 16)
@@ -289,7 +289,7 @@ def test_memory_stays_flat_over_calls_loads_and_clones(program: Any) -> None:
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert grown < 5_000
+    assert grown < 10_000, "less than 50 bytes a round: caches elsewhere in the process may grow a little"
 
 
 def test_clones_in_three_threads(program: Any) -> None:
