@@ -9,7 +9,7 @@ factor can be applied to the finished sums: sum(x * g * w) / rms(x) = sum(x / rm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,7 +172,7 @@ def _vector(pointer: str) -> str:
     return f"tl.load({pointer} + n, mask=is_output, other=0.0).to(tl.float32)"
 
 
-def _loop(rows: int, streams: Mapping[str, tuple[str, str]], weights: Sequence[str]) -> list[str]:
+def _loop(rows: int, streams: Mapping[str, tuple[str, str]], weights: Iterable[str]) -> list[str]:
     """The sums over the columns; a step's constants were loaded in the step before."""
     has_norm = "g" in streams
     lines = [

@@ -179,7 +179,12 @@ class Caller:
 
     def _bound(self, direct: Direct, bindings: Mapping[str, int], decorate: Decorate | None) -> Bound:
         context, method, operands = self._context, self.method, direct.planned
-        ends = host_ends(method, operands, lambda copy: self._mover(copy, operands) is not None)
+        saved = [method.instructions[index] for index in direct.saved]
+
+        def can_move(copy: Copy) -> bool:
+            return self._mover(copy, operands) is not None and not any(copy is one for one in saved)
+
+        ends = host_ends(method, operands, can_move)
         binder = Binder(method, context.backends, direct.used, bindings, decorate, ends, direct.saved)
         execution = Execution(binder.segments(), operands, context.backends)
         outputs = {

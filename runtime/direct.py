@@ -2,8 +2,8 @@
 
 A copy of a few bytes costs some microseconds of a call that may take ten: two engines of the GPU hand over to
 each other. Pinned memory has one address for host and GPU, so the kernel that reads an input, or writes an
-output, can use the host's place itself. It then waits for the bus, once: so only where a single launch of few
-programs does, and only for small tensors.
+output, can use the host's place itself. A reader then waits for the bus, once: so only where a single launch
+of few programs does, and only for small tensors.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ def use_host_ends(
     backends: Mapping[Device, Backend],
     take: Take,
 ) -> Direct:
-    """Find the copies that can be saved on backends that offer ``direct_nbytes``, and do without them."""
+    """Find the copies that can be saved, and do without them.
+
+    Backends offer ``direct_read_nbytes`` and ``direct_write_nbytes``: up to how many bytes their kernels use
+    pinned host memory at no loss.
+    """
     direct = Direct(dict(operands), dict(operands))
     for index, copy in enumerate(method.instructions):
         if not isinstance(copy, Copy) or copy.kind not in (CopyKind.H2D, CopyKind.D2H):
@@ -110,7 +114,8 @@ def _is_small(
     backend: Backend,
 ) -> bool:
     """Whether both ends are whole storages of the same dense bytes, few enough to be used over the bus."""
-    most: Any = getattr(backend, "direct_nbytes", 0)
+    kind = "direct_read_nbytes" if ends.uploads else "direct_write_nbytes"
+    most: Any = getattr(backend, kind, 0)
     host, device = operands[ends.host], operands[ends.device]
     if host.shape != device.shape or host.strides != device.strides:
         return False
@@ -123,7 +128,7 @@ def _is_small(
 
 
 def _is_one_launch(method: Method, ends: _Ends, bindings: Mapping[str, int]) -> bool:
-    """Whether a single launch of few programs reads what was uploaded, or writes what is downloaded."""
+    """Whether a single launch reads what was uploaded, by few programs, or writes what is downloaded."""
     users = users_by_storage(method)
     host, device = (users[method.value(end).storage] for end in (ends.host, ends.device))
     others = [user for user in device if user is not ends.copy]
@@ -132,4 +137,5 @@ def _is_one_launch(method: Method, ends: _Ends, bindings: Mapping[str, int]) -> 
     launch = others[0]
     wrong = launch.writes if ends.uploads else launch.reads
     is_one_way = method.value(ends.device).storage not in {method.value(name).storage for name in wrong}
-    return is_one_way and math.prod(evaluate(size, bindings) for size in launch.grid) <= _MOST_PROGRAMS
+    programs = math.prod(evaluate(size, bindings) for size in launch.grid)
+    return is_one_way and (programs <= _MOST_PROGRAMS or not ends.uploads)

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 _WARP = 32
 
-_DIRECT_NBYTES = 2048
-"""What a kernel takes over the bus in hardly more time than one byte."""
-
 _LIBRARIES = {"matmul": "cublaslt", "convolution": "cudnn", "attention": "cudnn"}
 """Which library serves a function of `runtime.library`; `fill` needs none."""
 
@@ -37,6 +34,9 @@ class CudaBackend(GpuContext):
 
     Takes what `GpuContext` takes.
     """
+
+    direct_read_nbytes = direct_write_nbytes = 2048
+    """Bytes up to which a kernel uses pinned host memory in place of a copy: hardly slower than one byte."""
 
     def __init__(self, device: Device, ordinal: int = 0, *, stream: object | None = None) -> None:
         super().__init__(device, ordinal, stream=stream)
@@ -52,11 +52,6 @@ class CudaBackend(GpuContext):
         """Which of a library's algorithms to take, by the call's key; see `runtime.tune`."""
         self.launches_early = os.environ.get("DEVPLAN_EARLY_LAUNCH", "1") != "0"
         """Whether a kernel that waits by itself is launched while the one before it ends."""
-
-    @property
-    def direct_nbytes(self) -> int:
-        """Bytes up to which a kernel uses pinned host memory in place of a copy."""
-        return _DIRECT_NBYTES
 
     @property
     def uses_ptx(self) -> tuple[str, ...]:
