@@ -207,7 +207,8 @@ def test_sizes_that_take_more_than_is_reserved_are_refused(program: Any, symboli
 def test_small_inputs_and_outputs_of_a_bucket_need_no_copies(
     program: Any, symbolic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RecordingBackend, "direct_nbytes", 64, raising=False)
+    for name in ("direct_read_nbytes", "direct_write_nbytes"):
+        monkeypatch.setattr(RecordingBackend, name, 64, raising=False)
     method = program.method()
     n = symbolic(method, "s0", 1, 64, "x", 0)
     x = method.input("x", (n, 2))
