@@ -282,14 +282,14 @@ def test_memory_stays_flat_over_calls_loads_and_clones(program: Any) -> None:
     for round_ in range(220):
         with loaded.clone() as clone, load_planned(planned, {}, "emulator") as again:
             for each in (loaded, clone, again):
-                np.testing.assert_array_equal(each.method()(x)["y"], 16)
+                assert (each.method()(x)["y"] == 16).all()  # numpy.testing keeps some bytes of each comparison
         if round_ == 20:
             gc.collect()
             before = tracemalloc.get_traced_memory()[0]
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert grown < 10_000, "less than 50 bytes a round: caches elsewhere in the process may grow a little"
+    assert grown < 5_000
 
 
 def test_clones_in_three_threads(program: Any) -> None:
