@@ -54,6 +54,14 @@ def attention(
     return torch.matmul(weights.to(value.dtype), value)
 
 
+_EMBEDDING_BAGS = (
+    aten.embedding_bag.default,
+    aten.embedding_bag.padding_idx,
+    aten._embedding_bag.default,
+    aten._embedding_bag_forward_only.default,
+)
+
+
 def replacements() -> dict[Any, Callable[..., Any]]:
     """Operator -> what runs in its place when a region is traced on the target.
 
@@ -81,8 +89,7 @@ def on_cuda() -> dict[Any, Callable[..., Any]]:
         aten.histc.default: more.histc,
         aten._cdist_forward.default: more.cdist,
         aten._trilinear.default: more.trilinear,
-        aten._embedding_bag.default: more.embedding_bag,
-        aten._embedding_bag_forward_only.default: more.embedding_bag,
+        **dict.fromkeys(_EMBEDDING_BAGS, more.embedding_bag),
         aten.scatter.src: more.scatter,
         aten.scatter.value: more.scatter_value,
         aten.scatter_add.default: more.scatter_add,
@@ -99,6 +106,7 @@ def host_replacements() -> dict[Any, Callable[..., Any]]:
         aten.view.default: aten.reshape.default,
         aten.lstm.input: recurrent.lstm,
         aten.gru.input: recurrent.gru,
+        **dict.fromkeys(_EMBEDDING_BAGS, more.embedding_bag),
         aten._grouped_mm.default: more.grouped_mm_on_host,
         aten.rnn_tanh.input: recurrent.simple(torch.tanh),
         aten.rnn_relu.input: recurrent.simple(torch.relu),

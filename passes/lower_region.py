@@ -19,7 +19,15 @@ from ..runtime.program import (
     SourceLocation,
     Value,
 )
-from . import attention, depthwise, grouped_product, quantized_linear, row_product, split_attention
+from . import (
+    attention,
+    depthwise,
+    embedding_bag,
+    grouped_product,
+    quantized_linear,
+    row_product,
+    split_attention,
+)
 from .builder import MethodBuilder, contiguous_strides, plus, product, scaled, substitute
 from .library_calls import Call, to_library_calls
 from .tape import READY, Alias, Allocate, ExternCall, KernelCall, KernelSpec, OwnLaunch, Tape, Window
@@ -27,6 +35,7 @@ from .tape import READY, Alias, Allocate, ExternCall, KernelCall, KernelSpec, Ow
 _OWN_KERNELS: dict[str, Callable[[ExternCall], Sequence[Allocate | OwnLaunch]]] = {
     attention.OPERATOR: split_attention.to_steps,
     depthwise.OPERATOR: depthwise.to_steps,
+    embedding_bag.OPERATOR: embedding_bag.to_steps,
     grouped_product.OPERATOR: grouped_product.to_steps,
     row_product.OPERATOR: row_product.to_steps,
     quantized_linear.OPERATOR: quantized_linear.to_steps,

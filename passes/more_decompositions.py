@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import embedding_bag as bag_kernel
 from . import grouped_product as grouped_kernel
 
 
@@ -62,16 +63,25 @@ def embedding_bag(
     sparse: bool = False,
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
-    padding_idx: int = -1,
+    padding_idx: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As ``aten._embedding_bag``: sums (mode 0), means (1) or maxima (2) of rows, bag by bag."""
+    """As ``aten._embedding_bag``: sums (mode 0), means (1) or maxima (2) of rows, bag by bag.
+
+    On the host, too: the operator itself resizes results there that are planned.
+    """
     starts = offsets[:-1] if include_last_offset else offsets
     position = torch.arange(indices.numel(), device=indices.device)
     bag = (starts[None, :] <= position[:, None]).sum(1) - 1
     member = bag[None, :] == torch.arange(starts.numel(), device=indices.device)[:, None]
+    if include_last_offset:
+        member = member & (position < offsets[-1])[None, :]
+    padding_idx = -1 if padding_idx is None else padding_idx
     if padding_idx >= 0:
         member = member & (indices != padding_idx)[None, :]
     counts = member.sum(1)
+    if weight.is_cuda and bag_kernel.is_possible(weight, indices, offsets):
+        given = (weight, indices, offsets, per_sample_weights, mode, padding_idx, include_last_offset)
+        return bag_kernel.bags(*given), bag, counts, torch.zeros_like(counts)
     rows = weight.index_select(0, indices)
     if mode == 2:
         kept = torch.where(member[:, :, None], rows[None], float("-inf")).amax(1)

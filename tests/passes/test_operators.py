@@ -78,6 +78,23 @@ CASES: dict[str, Case] = {
     ),
     "embedding": (lambda i, w: F.embedding(i, w), (ints(2, 5), rand(8, 4))),
     "embedding_bag": (lambda i, w: F.embedding_bag(i, w, mode="mean"), (ints(3, 5), rand(8, 4))),
+    "embedding_bag_offsets": (
+        lambda i, w, o, f: (
+            F.embedding_bag(i, w, o, mode="max", padding_idx=3),
+            F.embedding_bag(i, w, o, mode="mean", padding_idx=3),
+            F.embedding_bag(i, w, o, mode="sum", include_last_offset=True),
+            F.embedding_bag(i, w, o, mode="sum", per_sample_weights=f),
+        ),
+        (ints(37, below=50), rand(50, 20), torch.tensor([0, 0, 5, 30]), rand(37)),
+    ),
+    "embedding_bag_half": (
+        lambda i, w, o: F.embedding_bag(i, w, o, mode="sum"),
+        (ints(37, below=50).int(), rand(50, 130).half(), torch.tensor([0, 9], dtype=torch.int32)),
+    ),
+    "embedding_bag_double": (
+        lambda i, w, o: F.embedding_bag(i, w, o, mode="mean"),
+        (ints(9, below=5), rand(5, 3).double(), torch.tensor([0, 4, 4])),
+    ),
     "one_hot": (lambda i: F.one_hot(i, 8), (ints(2, 5),)),
     "bucketize": (
         lambda x, e: (torch.bucketize(x, e), torch.searchsorted(e, x)),
