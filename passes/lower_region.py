@@ -83,7 +83,7 @@ class TapeLowering:
 
     def run(self, names: Sequence[str]) -> list[str]:
         """Emit all steps; give the outputs' values the given names and return what they became."""
-        for step in self._tape.steps:
+        for step in row_product.looking_ahead(self._tape.steps, self._tape.inputs):
             if isinstance(step, Allocate):
                 self._allocate(step)
             elif isinstance(step, Alias):

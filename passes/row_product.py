@@ -9,15 +9,35 @@ factor can be applied to the finished sums: sum(x * g * w) / rms(x) = sum(x / rm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..runtime.dtypes import DType
+from ..runtime.expr import Size
+from .builder import product
 from .own_operators import own_operator
-from .tape import READY, ExternCall, KernelSpec, OwnLaunch, Window
+from .tape import READY, ExternCall, KernelCall, KernelSpec, OwnLaunch, Step, Window
+
+_AHEAD_NBYTES = 16 << 20
+"""Of an L2 cache of 50 MB, which also holds what is being read."""
+_LINE = 128
+"""Bytes of a line of the cache."""
+_HINTS = """\
+    lines = tl.program_id(0).to(tl.int64) * AHEAD + tl.arange(0, {step})
+    for begin in tl.static_range(0, AHEAD, {step}):
+        address = (ahead + tl.minimum(lines + begin, {lines} - 1) * {line}).to(tl.int64)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [address],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+"""
 
 OPERATOR = "devplan.row_product.default"
 MOST_ROWS = 4
@@ -117,6 +137,10 @@ def to_steps_with(call: ExternCall, blocks: Blocks) -> tuple[OwnLaunch, ...]:
         "added_m": 0 if added is None else added.strides[0],
     }
     given = {"x": x, "weight": weight, "bias": bias, "norm": norm, "added": added, "output": output}
+    ahead, lines = call.keywords.get("ahead"), 0
+    if ahead is not None:
+        given["ahead"], lines = ahead, _lines(ahead)
+        constants["AHEAD"] = _share(lines, outputs, blocks)
     windows = {name: window for name, window in given.items() if window is not None}
     parameters = tuple((name, TYPES[window.dtype]) for name, window in windows.items())
     source = _source(x.sizes[0], given, tuple(constants), str(activation), bool(is_gated))
@@ -131,8 +155,46 @@ def to_steps_with(call: ExternCall, blocks: Blocks) -> tuple[OwnLaunch, ...]:
         grid=("-(OUTPUTS // -BLOCK_N)", "1", "1"),
         call_names=tuple(windows),
         read_early=("weight", "bias", "norm"),
+        hints=""
+        if ahead is None
+        else _HINTS.format(line=_LINE // ahead.dtype.itemsize, lines=lines, step=32 * blocks.warps),
     )
     return (OwnLaunch(spec, tuple(windows.values()), (output,)),)
+
+
+def looking_ahead(steps: Sequence[Step], inputs: Collection[str]) -> list[Step]:
+    """The steps of a tape, in which a product after other work fetches what the next product will read.
+
+    While a decoder's attention runs, nothing reads weights. The product behind it is launched already and
+    waits: it can have the weights of the product after it brought into the L2 cache meanwhile. ``inputs``
+    names the tape's inputs, which are there from the start.
+    """
+    made = list(steps)
+    products = [
+        i for i, step in enumerate(steps) if isinstance(step, ExternCall) and step.operator == OPERATOR
+    ]
+    for before, at, after in zip(products, products[1:], products[2:], strict=False):
+        step, following = made[at], made[after]
+        assert isinstance(step, ExternCall) and isinstance(following, ExternCall)
+        has_others = any(isinstance(each, ExternCall | KernelCall) for each in steps[before + 1 : at])
+        weight = following.operands[1]
+        if has_others and weight.buffer in inputs:
+            made[at] = replace(step, keywords={**step.keywords, "ahead": weight})
+    return made
+
+
+def _share(lines: int, outputs: Size, blocks: Blocks) -> int:
+    """Lines that one of a launch's programs fetches: whole turns of all its threads."""
+    assert isinstance(outputs, int)
+    threads = 32 * blocks.warps
+    return -(-lines // (-(-outputs // blocks.rows) * threads)) * threads
+
+
+def _lines(weight: Window) -> int:
+    """How many lines of a weight are fetched ahead."""
+    nbytes = product(weight.sizes)
+    assert isinstance(nbytes, int)
+    return min(nbytes * weight.dtype.itemsize, _AHEAD_NBYTES) // _LINE
 
 
 def _source(

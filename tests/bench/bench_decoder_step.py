@@ -3,8 +3,8 @@
     python tests/bench/bench_decoder_step.py
 
 Three kernels that do almost nothing stand for the attention of each layer. A way adds to each kernel, before it
-waits for the launch before: the permission that the next kernel begins, and hints to fetch weights into the L2
-cache: `ahead N` those of the program N places later, `rest` what this program itself reads later.
+waits for the launch before: the permission that the next kernel begins, and hints to fetch weights of the product
+after it into the L2 cache.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from bench_row_product import DTYPES, SHAPES, Data, Kernel, Shape, call_for, compiled, microseconds
 
+from devplan.passes import row_product
 from devplan.passes.compile_kernels import canonical
 from devplan.passes.row_product import Blocks, blocks_for, to_steps_with
 from devplan.passes.tape import READY, KernelSpec
@@ -34,14 +35,14 @@ ORDER = [QKV, NOTHING, NOTHING, NOTHING, OUT, GATE, DOWN] * LAYERS + [HEAD]
 
 @dataclass(frozen=True)
 class Way:
-    """How kernels are launched."""
+    """How kernels are launched. ``ahead``: which kernels fetch how many MB of the next weight into the L2 cache."""
 
     name: str
     is_early: bool = True
     next_begins: str = "before"
     """``before`` or ``after`` the wait, or never."""
-    ahead: int = 0
-    fetches_rest: bool = False
+    ahead: tuple[Shape, ...] = ()
+    megabytes: int = 0
     streams: bool = False
 
 
@@ -50,14 +51,13 @@ WAYS = (
     Way("early", next_begins=""),
     Way("next begins after the wait", next_begins="after"),
     Way("next begins at once"),
-    Way("at once, streams", streams=True),
-    Way("at once, rest", fetches_rest=True),
-    Way("at once, ahead 396", ahead=396),
-    Way("at once, ahead 792", ahead=792),
-    Way("at once, ahead 1584", ahead=1584),
-    Way("after, ahead 792", next_begins="after", ahead=792),
-    Way("at once, ahead 792, streams", ahead=792, streams=True),
+    Way("streams", streams=True),
+    *(Way(f"output fetches {n} MB", ahead=(OUT,), megabytes=n) for n in (8, 16, 24, 32, 46)),
+    Way("output fetches 24 MB, streams", ahead=(OUT,), megabytes=24, streams=True),
+    Way("output, gate up fetch 16 MB", ahead=(OUT, GATE), megabytes=16),
+    Way("output, gate up, down fetch 10 MB", ahead=(OUT, GATE, DOWN), megabytes=10),
 )
+NEXT = {OUT: GATE, GATE: DOWN, DOWN: QKV}
 
 PLANS: dict[str, dict[Shape, Blocks]] = {
     "chosen": {},
@@ -77,37 +77,15 @@ PLANS: dict[str, dict[Shape, Blocks]] = {
     },
 }
 
-_FETCH = """\
-    {name} = ({pointer} + {rows}[:, None] * weight_n + {columns}).to(tl.int64)
-    {name} = tl.where(({rows} < OUTPUTS)[:, None] & ({columns} < COLUMNS), {name}, weight.to(tl.int64))
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [{name}], dtype=tl.int32, is_pure=False, pack=1
-    )
-"""
-
-
-def hints(shape: Shape, way: Way, itemsize: int) -> str:
-    """The text that fetches weights into the L2 cache."""
-    line = 128 // itemsize
-    width = 1 << (shape.columns // line - 1).bit_length()
-    pointers = ["weight", "weight + OUTPUTS * weight_n"] if shape.is_gated else ["weight"]
-    made = f"    lines = tl.arange(0, {max(width, 1)})[None, :] * {line}\n"
-    if way.ahead:
-        made += (
-            f"    later = (tl.program_id(0) + {way.ahead}).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)\n"
-        )
-    for index, pointer in enumerate(pointers):
-        if way.ahead:
-            made += _FETCH.format(name=f"h{index}", pointer=pointer, rows="later", columns="lines")
-        if way.fetches_rest:
-            rows, columns = "n.to(tl.int64)", "(lines + BLOCK_K)"
-            made += _FETCH.format(name=f"r{index}", pointer=pointer, rows=rows, columns=columns)
-    return made if way.ahead or way.fetches_rest else ""
-
 
 def spec_for(shape: Shape, blocks: Blocks, way: Way, rows: int, dtype: DType) -> KernelSpec:
     """The kernel's text."""
-    spec = canonical(to_steps_with(call_for(shape, rows, dtype), blocks)[0].kernel)
+    call = call_for(shape, rows, dtype)
+    if shape in way.ahead:
+        following = call_for(NEXT[shape], rows, dtype).operands[1]
+        call = replace(call, keywords={"ahead": following})
+        row_product._AHEAD_NBYTES = way.megabytes << 20
+    spec = canonical(to_steps_with(call, blocks)[0].kernel)
     source = spec.source
     if way.streams:
         source = "\n".join(
@@ -120,9 +98,9 @@ def spec_for(shape: Shape, blocks: Blocks, way: Way, rows: int, dtype: DType) ->
         return canonical(replace(spec, source=source))
     begins = "    tl.extra.cuda.gdc_launch_dependents()\n"
     text = begins if way.next_begins == "before" else ""
-    text += hints(shape, way, dtype.itemsize) + "    tl.extra.cuda.gdc_wait()\n"
+    text += spec.hints + "    tl.extra.cuda.gdc_wait()\n"
     text += begins if way.next_begins == "after" else ""
-    return canonical(replace(spec, source=source.replace(f"{READY}\n", text)))
+    return canonical(replace(spec, source=source.replace(f"{READY}\n", text), hints=""))
 
 
 def main() -> None:
@@ -156,11 +134,15 @@ def main() -> None:
         for plan in PLANS:
             kernels = {s: Kernel(bindings(), codes[plan, way, s], way.is_early) for s in shapes}
             grids = {s: -(-s.outputs // blocks_of(plan, s).rows) for s in shapes}
-            wrong = [s.name for s in shapes if not _is_right(s, data, kernels[s], grids[s])]
+            wrong = [
+                s.name for s in shapes if s not in way.ahead and not _is_right(s, data, kernels[s], grids[s])
+            ]
 
-            def enqueue(_: int, kernels: Any = kernels, grids: Any = grids) -> None:
-                for each in data:
-                    kernels[each.shape](grids[each.shape], each.addresses(0))
+            def enqueue(_: int, kernels: Any = kernels, grids: Any = grids, way: Way = way) -> None:
+                for index, each in enumerate(data):
+                    following = data[(index + 1) % len(data)].weights[0]
+                    ahead = [following.data_ptr()] if each.shape in way.ahead else []
+                    kernels[each.shape](grids[each.shape], [*each.addresses(0), *ahead])
 
             took = microseconds(enqueue, 1)
             cells.append(f"{took:9.1f} ({limit / took:4.0%}) {'WRONG' if wrong else ''}")
