@@ -4,11 +4,15 @@ Attention sees its own segment, the segments to its left, a few frames ahead (co
 that each segment has its own), and a memory: a summary of each earlier segment.
 """
 
+import os
+
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-WIDTH, HEADS, LAYERS, SEGMENT, AHEAD, LEFT, LABELS, MELS = 64, 4, 3, 4, 1, 2, 128, 80
+FULL = os.environ.get("DEVPLAN_MODEL_SIZE") == "full"
+WIDTH, HEADS, LAYERS, LEFT, LABELS, FRAMES = (512, 8, 20, 7, 4097, 128) if FULL else (64, 4, 3, 2, 128, 16)
+SEGMENT, AHEAD, MELS = 4, 1, 80
 
 
 def visible(segments):
@@ -66,8 +70,11 @@ class Emformer(nn.Module):
 
 torch.manual_seed(0)
 model = Emformer().eval()
-pair = (torch.randn(1, 16, WIDTH), torch.randn(1, 4, WIDTH))
+pair = (torch.randn(1, FRAMES, WIDTH), torch.randn(1, 4, WIDTH))
 methods = {
-    "transcribe": {"function": model.transcribe, "example_inputs": (torch.randn(1, 4 * (16 + AHEAD), MELS),)},
+    "transcribe": {
+        "function": model.transcribe,
+        "example_inputs": (torch.randn(1, 4 * (FRAMES + AHEAD), MELS),),
+    },
     "join": {"function": model.join, "example_inputs": pair},
 }

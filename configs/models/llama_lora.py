@@ -1,9 +1,16 @@
-"""A Llama whose query and value projections carry low-rank adapters ("LoRA", Hu et al., 2021)."""
+"""A Llama (3.2-1B at full size) whose query and value projections carry low-rank adapters ("LoRA", Hu et al., 2021)."""
+
+import os
 
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+FULL = os.environ.get("DEVPLAN_MODEL_SIZE") == "full"
+SMALL = {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 5, "num_attention_heads": 8}
+SMALL |= {"num_key_value_heads": 4, "vocab_size": 512}
+REAL = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+REAL |= {"num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "tie_word_embeddings": True}
 RANK, SCALE = 8, 2.0
 
 
@@ -23,11 +30,7 @@ class Adapted(nn.Module):
 class Logits(nn.Module):
     def __init__(self):
         super().__init__()
-        config = LlamaConfig(
-            hidden_size=64, intermediate_size=172, num_hidden_layers=5, num_attention_heads=8, num_key_value_heads=4,
-            vocab_size=512, use_cache=False,
-        )  # fmt: skip
-        self.network = LlamaForCausalLM(config)
+        self.network = LlamaForCausalLM(LlamaConfig(use_cache=False, **(REAL if FULL else SMALL)))
         for layer in self.network.model.layers:
             layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
             layer.self_attn.v_proj = Adapted(layer.self_attn.v_proj)

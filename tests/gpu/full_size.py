@@ -31,9 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT.parent)] if ROOT.name == "devplan" else []
 MODELS = ROOT / "configs" / "models"
 NAMED = (
-    "qwen3", "whisper", "dinov2_small", "gemma3", "whisper:turbo", "voxtral_mini_3b", "parakeet_tdt", "moshi", "mimi",
+    "qwen3", "whisper", "dinov2_small", "gemma3", "whisper:turbo", "voxtral_mini_3b", "parakeet_tdt", "mimi",
     "voxtral_mini_4b_realtime", "resnet18", "mobilenet_v2", "mobilenet_v3", "wav2letter", "emformer", "sdpa", "conv1d",
-    "linear", "add_mul", "llama_stories260k", "llama_lora", "llama_decode", "qwen3_5_moe",
+    "linear", "add_mul", "sortformer", "moshi", "llama_stories260k", "llama_lora", "llama_decode", "qwen3_5_moe",
 )  # fmt: skip
 CALLS, TIMED = 2, 20
 
