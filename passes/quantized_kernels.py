@@ -9,14 +9,28 @@ def quantized_row(x, words, scales, zeros, bias, output, one{constants}):
     c = tl.arange(0, BLOCK_C)
     i = tl.arange(0, H)
     is_row = n < N
+    words += n[:, None, None] * (CHUNKS * H) + c[None, :, None] * H + i[None, None, :]
+    is_inside = is_row[:, None] & (c < CHUNKS)[None, :]
+    packed = tl.load(words, mask=is_inside[:, :, None], other=0)
+    if HAS_BIAS:
+        added = tl.load(bias + n, mask=is_row, other=0.0).to(tl.float32)
+    if GROUP == 0:
+        factor = tl.load(scales + n, mask=is_row, other=0.0).to(tl.float32)
+{ready}
     sums = tl.zeros([BLOCK_N, BLOCK_C, H], tl.float32)
     for begin in range(0, CHUNKS, BLOCK_C):
         chunk = begin + c
         is_inside = is_row[:, None] & (chunk < CHUNKS)[None, :]
-        at = n[:, None, None] * (CHUNKS * H) + chunk[None, :, None] * H + i[None, None, :]
-        packed = tl.load(words + at, mask=is_inside[:, :, None], other=0)
+        if CHUNKS > BLOCK_C:
+            is_next = is_row[:, None] & (chunk + BLOCK_C < CHUNKS)[None, :]
+            following = tl.load(words + (begin + BLOCK_C) * H, mask=is_next[:, :, None], other=0)
         upper = packed >> 16
         for group in tl.static_range(32 // BITS // RUN):
+            if GROUP != 0:
+                which = n[:, None] * GROUPS + (chunk[None, :] * 128 + group * RUN * H) // GROUP
+                scale = tl.load(scales + which, mask=is_inside, other=0.0).to(tl.float32)
+            if HAS_ZEROS:
+                zero = tl.load(zeros + which, mask=is_inside, other=0.0).to(tl.float32)
             products = tl.zeros([BLOCK_N, BLOCK_C, H], tl.float32)
             total = tl.zeros([1, BLOCK_C, H], tl.float32)
             for inner in tl.static_range(RUN):
@@ -30,22 +44,21 @@ def quantized_row(x, words, scales, zeros, bias, output, one{constants}):
                 products += code * (value * (1.0 / (1 << shift)))
                 total += value
             if GROUP != 0:
-                which = n[:, None] * GROUPS + (chunk[None, :] * 128 + group * RUN * H) // GROUP
-                scale = tl.load(scales + which, mask=is_inside, other=0.0).to(tl.float32)
-                sums += products * scale[:, :, None]
-                if HAS_ZEROS:
-                    zero = tl.load(zeros + which, mask=is_inside, other=0.0).to(tl.float32)
-                    sums += total * zero[:, :, None]
-            else:
-                sums += products
+                products *= scale[:, :, None]
+            sums += products
+            if HAS_ZEROS:
+                sums += total * zero[:, :, None]
+        if CHUNKS > BLOCK_C:
+            packed = following
     result = tl.sum(tl.sum(sums, 2), 1)
     if GROUP == 0:
-        result *= tl.load(scales + n, mask=is_row, other=0.0).to(tl.float32)
+        result *= factor
     if HAS_BIAS:
-        result += tl.load(bias + n, mask=is_row, other=0.0).to(tl.float32)
+        result += added
     tl.store(output + n, result.to(output.dtype.element_ty), mask=is_row)
 """
-"""One row of x: each program reads BLOCK_N rows of the weight once, from end to end.
+"""One row of x: each program reads BLOCK_N rows of the weight once, from end to end, with the next words on
+their way while some are multiplied, and the first before x is there.
 
 A code becomes a float without a conversion: or-ed into the mantissa of 2**23 (``one``, a parameter, so that
 mask and or stay one instruction), it is what is left when 2**23 is taken away. Codes are masked where they
@@ -67,9 +80,11 @@ def quantized_tile(x, words, scales, zeros, bias, output, rows{runtime}{constant
     for chunk in range(first, tl.minimum(first + PART, CHUNKS)):
         at = n[:, None] * (CHUNKS * H) + chunk * H + i[None, :]
         packed = tl.load(words + at, mask=is_column[:, None], other=0)
+        upper = packed >> 16
         for group in tl.static_range(32 // BITS // RUN):
+            which = n * GROUPS
             if GROUP != 0:
-                which = n * GROUPS + (chunk * 128 + group * RUN * H) // GROUP
+                which += (chunk * 128 + group * RUN * H) // GROUP
                 scale = tl.load(scales + which, mask=is_column, other=0.0).to(tl.float32)
             if HAS_ZEROS:
                 zero = tl.load(zeros + which, mask=is_column, other=0.0).to(tl.float32)
@@ -77,11 +92,14 @@ def quantized_tile(x, words, scales, zeros, bias, output, rows{runtime}{constant
                 position = group * RUN + inner
                 k = chunk * 128 + position * H + i
                 value = tl.load(x + k[:, None], mask=(k < K)[:, None] & is_row[None, :], other=0.0)
-                code = (packed >> (BITS * position)) & ((1 << BITS) - 1)
-                number = (code | 0x4B000000).to(tl.float32, bitcast=True)
-                weight = number - (8388608.0 + (1 << (BITS - 1)))
+                shift = BITS * position % 16
+                half = packed if BITS * position < 16 else upper
+                number = ((half & (((1 << BITS) - 1) << shift)) | 0x4B000000).to(tl.float32, bitcast=True)
+                weight = number - (8388608.0 + (1 << (BITS - 1 + shift)))
                 if GROUP != 0:
-                    weight *= scale[:, None]
+                    weight *= (scale * (1.0 / (1 << shift)))[:, None]
+                elif shift != 0:
+                    weight *= 1.0 / (1 << shift)
                 if HAS_ZEROS:
                     weight += zero[:, None]
                 sums = tl.dot(weight.to(x.dtype.element_ty), value, sums, input_precision="ieee")
@@ -95,7 +113,8 @@ def quantized_tile(x, words, scales, zeros, bias, output, rows{runtime}{constant
     )
 """
 """Several rows of x on the tensor cores, as weight times x transposed: the operand that is unpacked in
-registers is then the one that the hardware takes from registers."""
+registers is then the one that the hardware takes from registers. Words are loaded in that operand's layout;
+2**23 is spelled out here, since as a parameter it would keep the compiler from that."""
 
 JOIN = """\
 @triton.jit

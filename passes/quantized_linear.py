@@ -21,11 +21,11 @@ from .attention import TYPES
 from .own_operators import own_operator
 from .quantized_kernels import JOIN, ROW, TILE
 from .quantized_weight import CHUNK, words_per_chunk
-from .tape import Allocate, ExternCall, KernelSpec, LaunchArgument, OwnLaunch, Window
+from .tape import READY, Allocate, ExternCall, KernelSpec, LaunchArgument, OwnLaunch, Window
 
 OPERATOR = "devplan.quantized_linear.default"
 
-_TYPES = TYPES | {DType.INT32: "*i32"}
+_TYPES = TYPES | {DType.INT32: "*u32"}
 _ONE = 0x4B000000
 """2**23 as a float32: the mantissa's last bit is 1."""
 _PROGRAMS = 264
@@ -104,7 +104,8 @@ def row_blocks_of(columns: int, row_words: int, bits: int) -> RowBlocks:
     height = words_per_chunk(bits)
     chunks = min(512 // height, 1 << (row_words // height - 1).bit_length())
     warps = max(1, min(4, chunks * height // 128))
-    return RowBlocks(8 if columns >= 4 * _PROGRAMS else 4, chunks, warps)
+    is_one_step = chunks * height >= row_words
+    return RowBlocks(8 if is_one_step and columns >= 4 * _PROGRAMS else 4, chunks, warps)
 
 
 def row_steps(call: ExternCall, blocks: RowBlocks) -> tuple[OwnLaunch, ...]:
@@ -133,7 +134,7 @@ def tile_steps(call: ExternCall, blocks: Blocks) -> tuple[Allocate | OwnLaunch, 
     windows = _windows(call) | {"output": window}
     constants["HAS_BIAS"] = False
     first = _launch(TILE, windows, {"rows": rows}, strides, constants, grid, window, options)
-    joined = {"parts": window, "bias": x if bias is None else bias, "output": output}
+    joined = {"parts": window, "bias": window if bias is None else bias, "output": output}
     sums: dict[str, Any] = {
         "N": columns,
         "SPLITS": blocks.splits,
@@ -154,7 +155,7 @@ def _windows(call: ExternCall) -> dict[str, Window]:
         "words": words,
         "scales": scales,
         "zeros": scales if zeros is None else zeros,
-        "bias": x if bias is None else bias,
+        "bias": scales if bias is None else bias,
         "output": call.outs[0],
     }
 
@@ -198,12 +199,14 @@ def _launch(
     aligned = [name for name, window in windows.items() if window.is_aligned]
     if "rows" in sizes and isinstance(sizes["rows"], int) and sizes["rows"] % 16 == 0:
         aligned.append("rows")
+    source_text = source.format(
+        ready=READY,
+        runtime="".join(f", {name}" for name in runtime),
+        constants="".join(f", {name}: tl.constexpr" for name in constants),
+    )
     spec = KernelSpec(
         name=source.split("(", 1)[0].split()[-1],
-        source=source.format(
-            runtime="".join(f", {name}" for name in runtime),
-            constants="".join(f", {name}: tl.constexpr" for name in constants),
-        ),
+        source=source_text,
         parameters=parameters,
         constants=tuple(constants.items()),
         divisible_by_16=tuple(aligned),
@@ -211,6 +214,7 @@ def _launch(
         num_stages=options[1],
         grid=grid,
         call_names=tuple(name for name, _ in parameters),
+        read_early=("words", "scales", "zeros", "bias") if READY in source_text else (),
     )
     arguments: tuple[LaunchArgument, ...] = (*windows.values(), *sizes.values(), *runtime.values())
     return OwnLaunch(spec, arguments, (writes,))

@@ -161,10 +161,11 @@ class Layers(torch.nn.Module):
 
 def quantised(torchao: ModuleType, name: str) -> Layers:
     """The layers, quantised by torchao."""
+    int4: Any = vars(torch)["int4"]
     whole = {
         "int8": torchao.Int8WeightOnlyConfig(),
         "int8 groups": torchao.Int8WeightOnlyConfig(granularity=torchao.PerGroup(32)),
-        "int4": torchao.IntxWeightOnlyConfig(weight_dtype=getattr(torch, "int4"), granularity=torchao.PerGroup(32)),
+        "int4": torchao.IntxWeightOnlyConfig(weight_dtype=int4, granularity=torchao.PerGroup(32)),
     }[name]
     model = Layers(torch.float32)
     torchao.quantize_(model, whole)
