@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..runtime.dtypes import DType
@@ -19,8 +20,18 @@ from .tape import Allocate, ExternCall, KernelSpec, LaunchArgument, OwnLaunch, W
 
 _MOST_ROWS = 16
 _FEWEST_KEYS = 256
-_PROGRAMS = 256
-"""How many programs keep a GPU of 108 to 132 SMs busy: about two for each."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Keys of one step, programs that are wanted in all, warps and stages of a program."""
+
+    keys: int = 32
+    programs: int = 256
+    """About two for each of the 108 to 132 multiprocessors of a GPU."""
+    warps: int = 4
+    stages: int = 2
+
 
 _PARTS = """\
 @triton.jit
@@ -57,11 +68,12 @@ def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{const
         v = tl.load(
             value + c[:, None] * value_m + d[None, :], mask=in_columns[:, None] & in_head[None, :], other=0.0
         )
-        scores = tl.dot(q, k) * SCALE
         allowed = in_columns[None, :] & in_rows[:, None]
-        if MASKED:
+        if MASKED:  # loaded ahead of the product, which it does not need
             at = mask + batch * mask_b + head[:, None] * mask_h + m[:, None] * mask_m + c[None, :] * mask_n
             given = tl.load(at, mask=allowed, other=0)
+        scores = tl.dot(q, k) * SCALE
+        if MASKED:
             if ADDITIVE:
                 scores += given.to(tl.float32) * 1.4426950408889634
             else:
@@ -104,9 +116,9 @@ def attention_join(sums, marks, output, rows{runtime}{constants}):
 """
 
 
-def to_steps(call: ExternCall) -> tuple[Allocate | OwnLaunch, ...]:
+def to_steps(call: ExternCall, shape: Shape = Shape()) -> tuple[Allocate | OwnLaunch, ...]:
     """What one call of the operator becomes: one kernel, or two with a temporary between them."""
-    splits = splits_of(call)
+    splits = splits_of(call, shape)
     if splits is None:
         spec, arguments = to_kernel(call)
         return (OwnLaunch(spec, arguments, call.outs),)
@@ -115,10 +127,11 @@ def to_steps(call: ExternCall) -> tuple[Allocate | OwnLaunch, ...]:
     count = batch * heads * rows
     sums = _temporary(f"{output.buffer}_sums", (count, splits, head))
     marks = _temporary(f"{output.buffer}_marks", (count, splits, 2))
-    return (sums, marks, _parts(call, sums.window, marks.window), _join(call, sums.window, marks.window))
+    parts = _parts(call, shape, sums.window, marks.window)
+    return (sums, marks, parts, _join(call, sums.window, marks.window))
 
 
-def splits_of(call: ExternCall) -> int | None:
+def splits_of(call: ExternCall, shape: Shape = Shape()) -> int | None:
     """Into how many spans a call's keys are split; None where one kernel over query blocks is as good."""
     query, key, _, _, _, is_causal = call.operands
     batch, heads, rows, _ = query.sizes
@@ -130,8 +143,8 @@ def splits_of(call: ExternCall) -> int | None:
     key_heads = key.sizes[1]
     packed = heads // key_heads * rows
     programs = batch * key_heads * math.ceil(packed / _block_m(packed))
-    blocks = math.ceil(columns / _block_n(query.sizes[3])) if isinstance(columns, int) else 64
-    splits = min(math.ceil(_PROGRAMS / programs), blocks)
+    blocks = math.ceil(columns / shape.keys) if isinstance(columns, int) else 64
+    splits = min(math.ceil(shape.programs / programs), blocks)
     if isinstance(columns, int):
         splits = math.ceil(blocks / math.ceil(blocks / splits))  # none of them empty
     return splits if splits > 1 or heads > key_heads else None
@@ -139,10 +152,6 @@ def splits_of(call: ExternCall) -> int | None:
 
 def _block_m(packed: int) -> int:
     return min(64, max(16, 1 << (packed - 1).bit_length()))
-
-
-def _block_n(head: int) -> int:
-    return 32
 
 
 def _block_d(head: int) -> int:
@@ -155,14 +164,14 @@ def _temporary(name: str, sizes: tuple[int, int, int]) -> Allocate:
     return Allocate(window, rows * splits * width * 4)
 
 
-def _parts(call: ExternCall, sums: Window, marks: Window) -> OwnLaunch:
+def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window) -> OwnLaunch:
     query, key, value, mask, scale, _ = call.operands
     batch, heads, rows, head = query.sizes
     key_heads = key.sizes[1]
     packed = heads // key_heads * rows
     constants: dict[str, Any] = {
         "BLOCK_M": _block_m(packed),
-        "BLOCK_N": _block_n(head),
+        "BLOCK_N": shape.keys,
         "BLOCK_D": _block_d(head),
         "SPLITS": sums.sizes[1],
         "SCALE": float(scale) / math.log(2),
@@ -183,7 +192,8 @@ def _parts(call: ExternCall, sums: Window, marks: Window) -> OwnLaunch:
         "marks": marks,
     }
     grid = ("SPLITS", f"{batch} * KEY_HEADS", "-(GROUP * ROWS // -BLOCK_M)")
-    return _launch(_PARTS, windows, ("columns", key.sizes[2]), strides, constants, grid, (sums, marks))
+    size = ("columns", key.sizes[2])
+    return _launch(_PARTS, windows, size, strides, constants, grid, (sums, marks), shape)
 
 
 def _join(call: ExternCall, sums: Window, marks: Window) -> OwnLaunch:
@@ -212,6 +222,7 @@ def _launch(
     constants: dict[str, Any],
     grid: tuple[str, str, str],
     writes: Sequence[Window],
+    shape: Shape = Shape(),
 ) -> OwnLaunch:
     """One launch: strides that are known become constants, the others are passed."""
     runtime = {name: stride for name, stride in strides.items() if not isinstance(stride, int)}
@@ -230,8 +241,8 @@ def _launch(
         parameters=parameters,
         constants=tuple(constants.items()),
         divisible_by_16=tuple(aligned),
-        num_warps=4,
-        num_stages=2,
+        num_warps=shape.warps,
+        num_stages=shape.stages,
         grid=grid,
         call_names=tuple(name for name, _ in parameters),
     )

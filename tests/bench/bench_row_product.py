@@ -114,15 +114,15 @@ class Kernel:
         self.module, self.function = load_function(cu, code, code.symbol)
         self.alive: list[Any] = []
 
-    def __call__(self, grid: int, addresses: list[int]) -> None:
-        """Enqueue one launch."""
+    def __call__(self, grid: int | tuple[int, int, int], addresses: list[int]) -> None:
+        """Enqueue one launch; ``addresses`` are pointers and small integers."""
         cu = self.cu
         values = (ctypes.c_uint64 * (len(addresses) + 2))(*addresses, 0, 0)
         pointers = (ctypes.c_void_p * len(values))(
             *(ctypes.addressof(values) + 8 * i for i in range(len(values)))
         )
         config = cu.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = (grid, 1, 1) if isinstance(grid, int) else grid
         config.blockDimX, config.blockDimY, config.blockDimZ = self.code.num_warps * 32, 1, 1
         config.sharedMemBytes = self.code.shared_nbytes
         config.hStream = cu.CUstream(torch.cuda.current_stream().cuda_stream)
