@@ -18,6 +18,7 @@ from devplan.passes.options import ExportOptions, PlacementRule
 from devplan.passes.quantize_scheme import Scheme, Selection
 from devplan.passes.quantized_eager import RoundedWeights
 from devplan.passes.source import MethodSource, ModelSource
+from devplan.runtime import load_planned
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import Launch
 from devplan.tests.zoo.measure import load, without_code
@@ -75,6 +76,19 @@ def test_outputs_are_those_of_eager_with_rounded_weights(scheme: str, count: int
     plain = sum(tensor.nbytes for tensor in source.module.state_dict().values()) - 48 * 160 * 4
     constants = {c.digest: c.nbytes for c in result.planned.program.constants}
     assert sum(constants.values()) < plain * 0.75  # the embedding alone is half of it
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_both_emulators_give_the_same_bits(count: int) -> None:
+    source = forward(count)
+    result = export(source, scheme="int4-weight-only:32")
+    held = {digest: read() for digest, read in result.constants.items()}
+    made: list[np.ndarray] = []
+    for device in ("emulator", "emulator:triton"):
+        with load_planned(result.planned, held, device=device) as program:
+            (ours,) = program.method("forward")(source.args[0].numpy()).values()
+            made.append(np.asarray(ours))
+    assert np.array_equal(*made)
 
 
 def test_a_tied_head_is_left_unless_it_is_asked_for() -> None:
