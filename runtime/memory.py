@@ -131,10 +131,10 @@ def _bytes_of(constant: Constant, constants: Constants) -> memoryview:
     return data
 
 
-def constants_nbytes(planned: PlannedProgram, devices: Collection[Device]) -> int:
-    """Bytes of the constants on these devices, each digest once per device."""
+def constants_nbytes(planned: PlannedProgram, devices: Collection[Device] | None = None) -> int:
+    """Bytes of the constants on these devices (on all), each digest once per device."""
     needed = _needed_constants(planned)
-    return sum(constant.nbytes for (device, _), constant in needed.items() if device in devices)
+    return sum(c.nbytes for (device, _), c in needed.items() if devices is None or device in devices)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """The runtime benchmark: models exported on this machine and run beside PyTorch's own ways, one table.
 
-    python tests/bench/bench_models.py --batch 1 --peers graph,reduce-overhead
+    python tests/bench/bench_models.py --batch 1,32 --peers graph,reduce-overhead
 
-Every model is exported for this GPU first (in parallel), then measured alone, each peer in a process of its own.
-The last lines give the geometric mean of devplan's time over the best peer's, and of its memory.
+Everything is prepared at once: each model is exported for this GPU, and each peer loads, compiles and warms up in a
+process of its own. Then all wait, and one at a time is measured, so that nothing else runs meanwhile. Whoever is not
+ready within ``--prepare`` seconds is left out, and said to be. The last lines give the geometric means of devplan's
+time over the best peer's, and of its memory over the least of theirs.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from bench_runtime import row_of  # noqa: E402
+from bench_runtime import DEVPLAN, INPUTS, commit, row_of, run  # noqa: E402
 
 ROOT = HERE.parents[1]
 MODELS = {
@@ -33,55 +36,140 @@ MODELS = {
     "whisper_encoder": HERE / "models/whisper_encoder.py",
     "llama_decode": HERE / "models/llama_decode.py",
 }
+BATCHED = HERE / "models/batched.py"
+_FEW_WORKERS = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
+"""Peers prepare side by side: each with as many workers as the machine has cores would be too many."""
 
 
-def settings(model: str, batch: int) -> dict[str, str]:
-    """The environment in which a model is exported and run, full size and batched."""
-    return {
-        **os.environ,
-        "DEVPLAN_MODEL_SIZE": "full",
-        "DEVPLAN_BENCH_MODEL": str(MODELS[model]),
-        "DEVPLAN_BENCH_BATCH": str(batch),
-    }
+@dataclass
+class Case:
+    """One model at one batch size: its artifact, its peers that wait to be measured, and what came out."""
+
+    model: str
+    batch: int
+    folder: Path
+    failure: str = ""
+    peers: dict[str, subprocess.Popen[str]] = field(default_factory=dict[str, "subprocess.Popen[str]"])
+    documents: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+
+    @property
+    def artifact(self) -> Path:
+        """Where the export goes."""
+        return self.folder / f"{self.model}-{self.batch}.pte"
+
+    @property
+    def inputs(self) -> Path:
+        """Where the inputs go, as NumPy has them."""
+        return self.folder / f"{self.model}-{self.batch}.npz"
+
+    def gate(self, peer: str) -> Path:
+        """A peer makes this file with the suffix ``.ready`` and waits for the one with ``.go``."""
+        return self.folder / f"{self.model}-{self.batch}-{peer}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """In which the model is exported and run, full size and batched."""
+        return {
+            **os.environ,
+            "DEVPLAN_MODEL_SIZE": "full",
+            "DEVPLAN_BENCH_MODEL": str(MODELS[self.model]),
+            "DEVPLAN_BENCH_BATCH": str(self.batch),
+        }
 
 
-def exported(model: str, batch: int, dtype: str, folder: Path) -> tuple[Path, str]:
-    """The artifact, and what went wrong in making it (empty if nothing)."""
-    path = folder / f"{model}-{batch}.pte"
-    command = [sys.executable, "-m", "devplan.devplan_cli", "export", str(HERE / "models/batched.py")]
-    command += ["--dtype", dtype, "--arch", "native", "-o", str(path), "-q"]
+def repeats(case: Case, wanted: int) -> int:
+    """Timed calls of one case: a batch takes long enough for fewer."""
+    return wanted if case.batch == 1 else max(wanted // 4, 1)
+
+
+def export(case: Case, dtype: str, options: list[str]) -> None:
+    """Make the artifact and its inputs."""
     begin = time.time()
-    done = subprocess.run(command, capture_output=True, text=True, env=settings(model, batch), check=False)
-    failure = done.stderr.strip().splitlines()[-1:] if done.returncode else []
-    print(f"exported {model} batch {batch} in {time.time() - begin:.1f} s {' '.join(failure)}", flush=True)
-    return path, " ".join(failure)
+    command = [sys.executable, "-m", "devplan.devplan_cli", "export", str(BATCHED), *options]
+    command += ["--dtype", dtype, "--arch", "native", "-o", str(case.artifact), "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, env=case.environment, check=False)
+    if done.returncode:
+        case.failure = (done.stderr.strip().splitlines() or ["failed"])[-1]
+    else:
+        given = [str(case.artifact), str(BATCHED), str(case.inputs), str(HERE), dtype, "1"]
+        subprocess.run([sys.executable, "-c", INPUTS, *given], env=case.environment, check=True)
+    print(
+        f"exported {case.model} batch {case.batch} in {time.time() - begin:.1f} s {case.failure}", flush=True
+    )
 
 
-def measured(model: str, batch: int, dtype: str, path: Path, peers: str) -> list[dict[str, Any]]:
-    """The rows of one model's table."""
-    out = path.with_suffix(".json")
-    command = [sys.executable, str(HERE / "bench_runtime.py"), str(path), str(HERE / "models/batched.py")]
-    command += ["--dtype", dtype, "--peers", peers, "--json", str(out), "--repeat", "200"]
-    done = subprocess.run(command, capture_output=True, text=True, env=settings(model, batch), check=False)
-    if not out.exists():
-        return [{"name": "devplan", "error": (done.stderr.strip().splitlines() or ["failed"])[-1]}]
-    documents: dict[str, Any] = json.loads(out.read_text())["documents"]
-    return [row_of(name, document) for name, document in documents.items()]
+def start_peer(case: Case, peer: str, dtype: str, repeat: int) -> None:
+    """Let a peer prepare and wait."""
+    command = [sys.executable, str(HERE / "peers.py"), peer, str(BATCHED), "--dtype", dtype]
+    command += ["--repeat", str(repeat), "--gate", str(case.gate(peer)), "--started", repr(time.time())]
+    with case.gate(peer).with_suffix(".log").open("w") as log:
+        case.peers[peer] = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=case.environment | _FEW_WORKERS
+        )
 
 
-def summary(model: str, batch: int, rows: list[dict[str, Any]]) -> tuple[float, float]:
+def _unprepared(cases: list[Case]) -> list[tuple[Case, str]]:
+    return [
+        (case, peer)
+        for case in cases
+        for peer, process in case.peers.items()
+        if process.poll() is None and not case.gate(peer).with_suffix(".ready").exists()
+    ]
+
+
+def wait_for_peers(cases: list[Case], end: float) -> None:
+    """Until each is ready or has failed, or the time is over; the rest is killed."""
+    while (late := _unprepared(cases)) and time.time() < end:
+        time.sleep(0.2)
+    for case, peer in late:
+        case.peers[peer].kill()
+        case.peers[peer].wait()
+        case.documents[peer] = {"peer": peer, "error": "was not ready in time"}
+
+
+def measure(case: Case, repeat: int) -> None:
+    """Run devplan, then each peer."""
+    if case.failure:
+        case.documents["devplan"] = {"error": case.failure}
+    else:
+        command = [sys.executable, "-c", DEVPLAN, str(case.artifact), str(case.inputs), str(repeat)]
+        ours = run(command, "devplan")
+        case.documents = {"devplan": ours, **case.documents}
+    for peer, process in case.peers.items():
+        if peer in case.documents:
+            continue
+        case.gate(peer).with_suffix(".go").touch()
+        out, _ = process.communicate()
+        lines = out.strip().splitlines()
+        if process.returncode or not lines:
+            log = case.gate(peer).with_suffix(".log").read_text().strip().splitlines()
+            case.documents[peer] = {"peer": peer, "error": log[-1] if log else f"exit {process.returncode}"}
+        else:
+            case.documents[peer] = json.loads(lines[-1])
+
+
+def summary(case: Case) -> tuple[float, float]:
     """Print one line; the ratios of time and of memory to the best peer's (NaN where there is none)."""
+    rows = [row_of(name, document) for name, document in case.documents.items()]
     ours, peers = rows[0], [r for r in rows[1:] if "error" not in r]
     failed = [f"{r['name']}: {r['error'][:60]}" for r in rows if "error" in r]
     if "error" in ours or not peers:
-        print(f"{model:16}{batch:4}  {'; '.join(failed)}", flush=True)
+        print(f"{case.model:16}{case.batch:4}  {'; '.join(failed)}", flush=True)
         return math.nan, math.nan
     best = min(peers, key=lambda r: float(r["end_to_end"]))
     least = min(float(r["memory"]) for r in peers)
     ratio, memory = ours["end_to_end"] / best["end_to_end"], ours["memory"] / least
+    differs = max(
+        max((abs(a - b) for a, b in zip(r["output"], ours["output"], strict=False)), default=math.nan)
+        for r in peers
+    )
+    parts = case.documents["devplan"]["memory"]
+    known = sum(parts[k] or 0 for k in ("arena", "constants", "state", "graph", "context", "rounding"))
     print(
-        f"{model:16}{batch:4}{ours['end_to_end']:11.1f} us{ours['device']:10.1f} us{best['end_to_end']:11.1f} us "
-        f"{best['name']:16}{ratio:6.2f} x{ours['memory'] / 2**20:9.1f} MiB{memory:6.2f} x  {'; '.join(failed)}",
+        f"{case.model:16}{case.batch:4}{ours['end_to_end']:11.1f} us{ours['device']:10.1f} us"
+        f"{best['end_to_end']:11.1f} us {best['name']:16}{ratio:6.2f} x{ours['memory'] / 2**20:9.1f} MiB"
+        f"{memory:6.2f} x{100 * known / (parts['measured_total'] or math.nan):7.1f} %{differs:10.1e}"
+        f"  {'; '.join(failed)}",
         flush=True,
     )
     return ratio, memory
@@ -95,24 +183,47 @@ def main() -> int:
     parser.add_argument("--batch", default="1", help="one or more, such as 1,32")
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--peers", default="eager,graph,reduce-overhead")
+    parser.add_argument("--extra", default="", help="further peers of models at batch 1: MODEL:PEER,...")
+    parser.add_argument("--export", default="", help="further options of the export, separated by blanks")
+    parser.add_argument("--repeat", type=int, default=200, help="timed calls; a quarter of it for batches")
+    parser.add_argument(
+        "--prepare", type=float, default=600.0, help="seconds until who is not ready is left out"
+    )
+    parser.add_argument("--jobs", type=int, default=6, help="exports at a time")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/devplan-bench"))
+    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    work = [(m, int(b)) for b in asked.batch.split(",") for m in asked.models.split(",")]
-    with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda w: exported(*w, asked.dtype, asked.folder), work))
-    print(f"{'model':16}batch  host to host       device    best peer{'':20}ratio      memory  ratio")
+    for old in (*asked.folder.glob("*.ready"), *asked.folder.glob("*.go")):
+        old.unlink()
+    end = time.time() + asked.prepare
+    cases = [Case(m, int(b), asked.folder) for b in asked.batch.split(",") for m in asked.models.split(",")]
+    extra = [part.split(":") for part in asked.extra.split(",") if part]
+    for case in cases:
+        further = [peer for model, peer in extra if model == case.model and case.batch == 1]
+        for peer in (*filter(None, asked.peers.split(",")), *further):
+            start_peer(case, peer, asked.dtype, repeats(case, asked.repeat))
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        list(pool.map(lambda case: export(case, asked.dtype, asked.export.split()), cases))
+    wait_for_peers(cases, end)
+    print(
+        f"commit {commit()}, {asked.dtype}, medians of {asked.repeat}\n"
+        f"{'model':16}batch  host to host       device    best peer{'':20}ratio      memory  ratio  known   differs",
+        flush=True,
+    )
     ratios: dict[int, list[tuple[float, float]]] = {}
-    for (model, batch), (path, failure) in zip(work, made, strict=True):
-        if not failure:
-            rows = measured(model, batch, asked.dtype, path, asked.peers)
-            ratios.setdefault(batch, []).append(summary(model, batch, rows))
+    for case in cases:
+        measure(case, repeats(case, asked.repeat))
+        ratios.setdefault(case.batch, []).append(summary(case))
     for batch, pairs in ratios.items():
         known = [p for p in pairs if not math.isnan(p[0])]
         means = [math.exp(sum(math.log(p[i]) for p in known) / max(len(known), 1)) for i in range(2)]
         print(
             f"batch {batch}: geometric mean over {len(known)} models: time {means[0]:.2f} x, memory {means[1]:.2f} x"
         )
+    if asked.json:
+        documents = {f"{case.model}-{case.batch}": case.documents for case in cases}
+        asked.json.write_text(json.dumps({"commit": commit(), "cases": documents}, indent=1))
     return 0
 
 

@@ -81,7 +81,15 @@ def prepare(peer: str, model: Any, device_inputs: list[Any], torch: Any) -> Call
     return replay
 
 
-def measure(peer: str, model: Any, inputs: list[Any], repeat: int) -> dict[str, Any]:
+def wait_at(gate: str) -> None:
+    """Say that all is prepared (``GATE.ready``) and wait for the turn to be measured (``GATE.go``)."""
+    if gate:
+        Path(f"{gate}.ready").touch()
+        while not Path(f"{gate}.go").exists():
+            time.sleep(0.02)
+
+
+def measure(peer: str, model: Any, inputs: list[Any], repeat: int, gate: str = "") -> dict[str, Any]:
     """Device and host-to-host medians, first output and memory."""
     import torch
 
@@ -99,6 +107,7 @@ def measure(peer: str, model: Any, inputs: list[Any], repeat: int) -> dict[str, 
 
     call()
     first = time.time()
+    wait_at(gate)
     for _ in range(20):
         call()
     times = []
@@ -136,6 +145,7 @@ def main() -> None:
     parser.add_argument(
         "--started", type=float, default=0.0, help="wall clock when this process was asked for"
     )
+    parser.add_argument("--gate", default="", help="be measured only when the file GATE.go is there")
     asked = parser.parse_args()
     global STARTED
     STARTED = asked.started or STARTED
@@ -143,7 +153,7 @@ def main() -> None:
 
     with torch.no_grad():
         model, inputs = load_model(asked.model, asked.dtype, asked.batch)
-        print(json.dumps(measure(asked.peer, model, inputs, asked.repeat)))
+        print(json.dumps(measure(asked.peer, model, inputs, asked.repeat, asked.gate)))
 
 
 if __name__ == "__main__":
