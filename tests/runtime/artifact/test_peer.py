@@ -369,3 +369,24 @@ def test_the_runtime_executes_an_exported_model(peer: Peer, tmp_path: Path) -> N
     assert_agreement(peer, path)
     (y,) = peer.run(path, {"x": x.numpy()})
     np.testing.assert_allclose(y, model(x).detach().numpy(), atol=1e-5)
+
+
+def test_the_runtime_executes_a_program_with_buckets_by_the_plan_at_the_bound(
+    peer: Peer, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    from devplan.passes.api import export
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
+    shapes = ({0: torch.export.Dim("batch", max=8)},)
+    x = torch.randn(8, 8)
+    exported = export(model, (x,), dynamic_shapes=shapes, device="cpu", buckets={"batch": [2, 8]})
+    path = exported.write(tmp_path / "m.pte")
+    assert [bucket["sizes"] for bucket in describe(read(path))["methods"][0]["buckets"]] == [
+        {"batch": 2},
+        {"batch": 8},
+    ]
+    assert_agreement(peer, path)
+    (y,) = peer.run(path, {"x": x.numpy()})
+    np.testing.assert_allclose(y, model(x).detach().numpy(), atol=1e-5)
