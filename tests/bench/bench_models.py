@@ -154,7 +154,8 @@ def summary(case: Case) -> tuple[float, float]:
     ours, peers = rows[0], [r for r in rows[1:] if "error" not in r]
     failed = [f"{r['name']}: {r['error'][:60]}" for r in rows if "error" in r]
     if "error" in ours or not peers:
-        print(f"{case.model:16}{case.batch:4}  {'; '.join(failed)}", flush=True)
+        alone = "" if "error" in ours else f"{ours['end_to_end']:11.1f} us{ours['device']:10.1f} us  no peer"
+        print(f"{case.model:16}{case.batch:4}{alone}  {'; '.join(failed)}", flush=True)
         return math.nan, math.nan
     best = min(peers, key=lambda r: float(r["end_to_end"]))
     least = min(float(r["memory"]) for r in peers)
