@@ -106,6 +106,10 @@ def _norm(node: Any, layers: list[torch.fx.Node]) -> _Norm | None:
     """The norm that a layer reads, if nothing but such layers does."""
     if not isinstance(node, torch.fx.Node) or not all(user in layers for user in node.users):
         return None
+    while _is_whole(node):  # the last position of one, say
+        node = node.args[0]
+        if len(node.users) > 1:
+            return None
     found = _rms_norm(node) or _spelled_out(node)
     if found is None or not _is_row(found.weight, node):
         return None
@@ -199,6 +203,12 @@ def _activation(node: torch.fx.Node) -> str:
         return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu"
     target: Any = node.target
     return _ACTIVATIONS.get(target, "")
+
+
+def _is_whole(node: torch.fx.Node) -> bool:
+    """Whether a node is a slice that leaves nothing out."""
+    value, of = _value(node), _value(node.args[0]) if _is(node, aten.slice.Tensor) else None
+    return value is not None and of is not None and value.shape == of.shape
 
 
 def _only_user(node: torch.fx.Node) -> torch.fx.Node | None:

@@ -25,14 +25,16 @@ _AHEAD_NBYTES = 16 << 20
 """Of an L2 cache of 50 MB, which also holds what is being read."""
 _LINE = 128
 """Bytes of a line of the cache."""
+_READ_ONCE_NBYTES = 4 << 20
+"""Weights from this size on give way in the cache to what is read again soon."""
 _HINTS = """\
     lines = tl.program_id(0).to(tl.int64) * AHEAD + tl.arange(0, {step})
     for begin in tl.static_range(0, AHEAD, {step}):
-        address = (ahead + tl.minimum(lines + begin, {lines} - 1) * {line}).to(tl.int64)
+        address = (ahead + (lines + begin) * {line}).to(tl.int64)
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [address],
+            "{{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }}",
+            "=r,l,r",
+            [address, (lines + begin < {lines}).to(tl.int32)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
@@ -192,9 +194,14 @@ def _share(lines: int, outputs: Size, blocks: Blocks) -> int:
 
 def _lines(weight: Window) -> int:
     """How many lines of a weight are fetched ahead."""
-    nbytes = product(weight.sizes)
-    assert isinstance(nbytes, int)
-    return min(nbytes * weight.dtype.itemsize, _AHEAD_NBYTES) // _LINE
+    return min(_nbytes(weight), _AHEAD_NBYTES) // _LINE
+
+
+def _nbytes(weight: Window | None) -> int:
+    assert weight is not None
+    numel = product(weight.sizes)
+    assert isinstance(numel, int)
+    return numel * weight.dtype.itemsize
 
 
 def _source(
@@ -204,9 +211,10 @@ def _source(
     names = [name for name, window in given.items() if window is not None]
     weights = {"w": "weight", "u": "weight + OUTPUTS * weight_n"} if is_gated else {"w": "weight"}
     biases = dict(zip(weights, ("bias", "bias + OUTPUTS"), strict=False)) if "bias" in names else {}
-    streams = {each: (f"{pointer} + at", "is_output[:, None] & ") for each, pointer in weights.items()}
+    once = ', eviction_policy="evict_first"' if _nbytes(given["weight"]) >= _READ_ONCE_NBYTES else ""
+    streams = {each: (f"{pointer} + at", "is_output[:, None] & ", once) for each, pointer in weights.items()}
     if "norm" in names:
-        streams["g"] = ("norm + k", "")
+        streams["g"] = ("norm + k", "", "")
     lines = [
         "@triton.jit",
         f"def row_product({', '.join(names)}{''.join(f', {name}: tl.constexpr' for name in constants)}):",
@@ -215,8 +223,8 @@ def _source(
         "    is_output = n < OUTPUTS",
         "    at = n.to(tl.int64)[:, None] * weight_n + k",
         *(
-            f"    {each} = tl.load({pointer}, mask={mask}(k < COLUMNS), other=0.0)"
-            for each, (pointer, mask) in streams.items()
+            f"    {each} = tl.load({pointer}, mask={mask}(k < COLUMNS), other=0.0{once})"
+            for each, (pointer, mask, once) in streams.items()
         ),
         *(f"    b_{each} = {_vector(pointer)}" for each, pointer in biases.items()),
         READY,
@@ -234,7 +242,7 @@ def _vector(pointer: str) -> str:
     return f"tl.load({pointer} + n, mask=is_output, other=0.0).to(tl.float32)"
 
 
-def _loop(rows: int, streams: Mapping[str, tuple[str, str]], weights: Iterable[str]) -> list[str]:
+def _loop(rows: int, streams: Mapping[str, tuple[str, str, str]], weights: Iterable[str]) -> list[str]:
     """The sums over the columns; a step's constants were loaded in the step before."""
     has_norm = "g" in streams
     lines = [
@@ -246,8 +254,8 @@ def _loop(rows: int, streams: Mapping[str, tuple[str, str]], weights: Iterable[s
         "        c = begin + k",
         *(
             f"        next_{each} = tl.load({pointer} + begin + BLOCK_K, "
-            f"mask={mask}(c + BLOCK_K < COLUMNS), other=0.0)"
-            for each, (pointer, mask) in streams.items()
+            f"mask={mask}(c + BLOCK_K < COLUMNS), other=0.0{once})"
+            for each, (pointer, mask, once) in streams.items()
         ),
     ]
     for m in range(rows):

@@ -43,7 +43,8 @@ class Way:
     """``before`` or ``after`` the wait, or never."""
     ahead: tuple[Shape, ...] = ()
     megabytes: int = 0
-    streams: bool = False
+    keeps: bool = False
+    """Weights are not the first to give way in the L2 cache."""
 
 
 WAYS = (
@@ -51,9 +52,9 @@ WAYS = (
     Way("early", next_begins=""),
     Way("next begins after the wait", next_begins="after"),
     Way("next begins at once"),
-    Way("streams", streams=True),
+    Way("at once, weights stay in L2", keeps=True),
     *(Way(f"output fetches {n} MB", ahead=(OUT,), megabytes=n) for n in (8, 16, 24, 32, 46)),
-    Way("output fetches 24 MB, streams", ahead=(OUT,), megabytes=24, streams=True),
+    Way("output fetches 16 MB, weights stay", ahead=(OUT,), megabytes=16, keeps=True),
     Way("output, gate up fetch 16 MB", ahead=(OUT, GATE), megabytes=16),
     Way("output, gate up, down fetch 10 MB", ahead=(OUT, GATE, DOWN), megabytes=10),
 )
@@ -87,13 +88,8 @@ def spec_for(shape: Shape, blocks: Blocks, way: Way, rows: int, dtype: DType) ->
         row_product._AHEAD_NBYTES = way.megabytes << 20
     spec = canonical(to_steps_with(call, blocks)[0].kernel)
     source = spec.source
-    if way.streams:
-        source = "\n".join(
-            text.replace("other=0.0)", 'other=0.0, eviction_policy="evict_first")')
-            if "tl.load(weight" in text
-            else text
-            for text in source.splitlines()
-        )
+    if way.keeps:
+        source = source.replace(', eviction_policy="evict_first"', "")
     if not way.is_early:
         return canonical(replace(spec, source=source))
     begins = "    tl.extra.cuda.gdc_launch_dependents()\n"

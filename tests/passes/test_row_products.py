@@ -193,6 +193,7 @@ FUSED: dict[str, tuple[Callable[..., torch.Tensor], int]] = {
     "a norm": (lambda m, x: m.first(m.norm(x)), 1),
     "a norm that is spelled out": (spelled_out, 1),
     "a norm in float, from zero": (spelled_out_in_float, 1),
+    "a norm of the last position": (lambda m, x: m.first(m.norm(x)[:, -2:]), 1),
     "a norm with another reader": (lambda m, x: torch.cat([m.first(y := m.norm(x)), y], -1), 3),
     "relu": (lambda m, x: m.first(x).relu(), 1),
     "silu and a sum": (lambda m, x: F.silu(m.first(x)) + x[..., :1].expand(-1, -1, 96).contiguous(), 2),
