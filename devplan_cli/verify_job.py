@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..runtime.buckets import bucket_title
 from ..runtime.errors import UsageError
 from ..runtime.program import Method
 from .compare import Comparison, Tolerance, compare, dtype_name, on_host, tolerance_for
 from .console import Output
+from .eager import at_sizes, example_leaves, run_eagerly
 from .failures import Differs
 from .loading import device_label, load_program, to_places
-from .run_inputs import random_tensor
 from .words import count, table
 
 if TYPE_CHECKING:
@@ -45,6 +47,13 @@ class Finding:
     kind: str
     comparison: Comparison
     tolerance: Tolerance
+    sizes: str = ""
+    """Of a bucket, where the call was for one."""
+
+    @property
+    def where(self) -> str:
+        """``call 4 at batch=8``."""
+        return f"call {self.call} at {self.sizes}" if self.sizes else f"call {self.call}"
 
 
 @dataclass
@@ -64,7 +73,7 @@ class Verdict:
         if (first := self.first_difference) is not None:
             bad = sum(not f.comparison.equal for f in self.findings)
             what = f"{bad} of {count(len(self.findings), 'tensor')} differ from eager PyTorch"
-            why = f"{first.kind} of `{first.method}`, call {first.call}: {first.comparison.words()}"
+            why = f"{first.kind} of `{first.method}`, {first.where}: {first.comparison.words()}"
             hint = "random weights need a fixed seed; bisect with `export --no-device-planning`"
             raise Differs(what, self.document(), why=f"{why} ({first.tolerance})", hint=hint)
 
@@ -83,6 +92,7 @@ class Verdict:
                 "atol": f.tolerance.atol,
             }
             | {"reason": f.tolerance.reason}
+            | ({"sizes": f.sizes} if f.sizes else {})
             | f.comparison.document()
             for f in self.findings
         ]
@@ -130,31 +140,44 @@ def verify_program(program: LoadedProgram, source: ModelSource, check: Check) ->
 
 
 def _verify_method(program: LoadedProgram, source: MethodSource, check: Check) -> list[Finding]:
+    """The example's calls, then one for each bucket, the example cut or repeated to its sizes."""
+    method = program.method(source.name).description
+    leaves = example_leaves(source, method, check.seed)
+    findings: list[Finding] = []
+    for call in range(1, check.calls + 1):
+        findings += _verify_call(program, source, leaves, check, call)
+    plans = [plan for plan in program.planned.plan.methods if plan.method == source.name]
+    for call, bucket in enumerate((b for plan in plans for b in plan.buckets), check.calls + 1):
+        sized, resized = at_sizes(source, method, leaves, bucket.sizes)
+        found = _verify_call(program, sized, resized, check, call)
+        findings += [replace(each, sizes=bucket_title(method, bucket.sizes)) for each in found]
+    return findings
+
+
+def _verify_call(
+    program: LoadedProgram, source: MethodSource, leaves: Sequence[Any], check: Check, call: int
+) -> list[Finding]:
     import torch
 
     from ..passes.quantized_eager import RoundedWeights
 
     method = program.method(source.name)
     ports = method.description
-    leaves = _leaves(source, ports, check.seed)
     inputs = {
         port.name: _as_program_input(leaf, ports, port.value)
         for port, leaf in zip(ports.inputs, leaves, strict=True)
     }
-    inputs = to_places(program, ports, inputs)
-    findings: list[Finding] = []
     rounded = RoundedWeights(source.module, ports.notes, _scale_dtype(program))
-    for call in range(1, check.calls + 1):
-        with torch.no_grad(), rounded:
-            eager = _eager(source, leaves)
-        ours = {name: on_host(value) for name, value in method.run(inputs).items()}
-        names = [port.name for port in ports.outputs]
-        for name, expected in zip(names, eager, strict=True):
-            tolerance = _tolerance(program, ours[name], check)
-            comparison = compare(name, ours[name], _host_array(expected), tolerance)
-            findings.append(Finding(source.name, call, "output", comparison, tolerance))
-        findings += _verify_state(program, source, check, call)
-    return findings
+    with torch.no_grad(), rounded:
+        eager = run_eagerly(source, leaves)
+    results = method.run(to_places(program, ports, inputs))
+    ours = {name: on_host(value) for name, value in results.items()}
+    findings: list[Finding] = []
+    for name, expected in zip((port.name for port in ports.outputs), eager, strict=True):
+        tolerance = _tolerance(program, ours[name], check)
+        comparison = compare(name, ours[name], _host_array(expected), tolerance)
+        findings.append(Finding(source.name, call, "output", comparison, tolerance))
+    return findings + _verify_state(program, source, check, call)
 
 
 def _verify_state(program: LoadedProgram, source: MethodSource, check: Check, call: int) -> list[Finding]:
@@ -167,64 +190,6 @@ def _verify_state(program: LoadedProgram, source: MethodSource, check: Check, ca
             comparison = compare(variable.name, ours, _host_array(buffers[variable.name]), tolerance)
             findings.append(Finding(source.name, call, "state", comparison, tolerance))
     return findings
-
-
-def _leaves(source: MethodSource, method: Method, seed: int) -> list[Any]:
-    """The example inputs in the order of the method's inputs; random ones where the source has none."""
-    leaves = flat_inputs(source, [port.name for port in method.inputs])
-    if not leaves and method.inputs:
-        import torch
-
-        generator = np.random.default_rng(seed)
-        values = [method.value(port.value) for port in method.inputs]
-        shapes = [tuple(size for size in value.shape if isinstance(size, int)) for value in values]
-        return [
-            torch.as_tensor(np.asarray(random_tensor(value.dtype, shape, generator)))
-            for value, shape in zip(values, shapes, strict=True)
-        ]
-    if len(leaves) != len(method.inputs):
-        why = f"the source's example has {len(leaves)} inputs, the artifact takes {len(method.inputs)}"
-        raise UsageError(
-            f"cannot verify method `{method.name}`", why=why, hint="verify against its own SOURCE"
-        )
-    return leaves
-
-
-def flat_inputs(source: MethodSource, names: list[str]) -> list[Any]:
-    """Example inputs in the order of the method's inputs: positional ones, then keywords.
-
-    Keywords go by their names where the inputs bear those, since versions of torch order them differently.
-    """
-    from torch.utils import _pytree as pytree
-
-    positional: list[Any] = pytree.tree_leaves(source.args)
-    later = names[len(positional) :]
-    if set(later) == set(source.kwargs):
-        return [*positional, *(source.kwargs[name] for name in later)]
-    keyword: list[Any] = pytree.tree_leaves(list(source.kwargs.values()))
-    return [*positional, *keyword]
-
-
-def _eager(source: MethodSource, leaves: list[Any]) -> list[Any]:
-    """The model's own outputs for copies of the inputs, flat."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    from ..passes.user_code import blame
-
-    args, kwargs = source.args, source.kwargs
-    if leaves and not (args or kwargs):
-        args = tuple(leaves)
-
-    def copied(leaf: Any) -> Any:
-        return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
-
-    fresh: Any = pytree.tree_map(copied, (args, kwargs))
-    try:
-        outputs: list[Any] = pytree.tree_leaves(source.module(*fresh[0], **fresh[1]))
-    except Exception as error:
-        raise blame(error, source.name, None, "running it eagerly") from error
-    return outputs
 
 
 def _as_program_input(leaf: Any, method: Method, value: str) -> Any:
@@ -296,7 +261,11 @@ def _show(verdict: Verdict, output: Output) -> None:
     for finding in verdict.findings:
         comparison = finding.comparison
         mark = "ok" if comparison.equal else "DIFFERS"
-        note = "" if comparison.equal else comparison.problem or f"first at {list(comparison.first or ())}"
+        note = (
+            finding.sizes
+            if comparison.equal
+            else comparison.problem or f"first at {list(comparison.first or ())}"
+        )
         errors = (f"{comparison.max_abs_error:.3g}", f"{comparison.max_rel_error:.3g}")
         made.add_row(finding.method, comparison.name, str(finding.call), *errors, mark, note)
     output.show(made)

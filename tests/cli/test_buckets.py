@@ -82,3 +82,17 @@ def test_a_configuration_file_declares_them_and_flags_win(tmp_path: Path) -> Non
     assert [b["sizes"]["batch"] for b in document["methods"][0]["buckets"]] == [4]
     printed = devplan(*words[:-1], "--buckets", "batch=4", "--print-config", cwd=tmp_path).out
     assert '"batch" = [4]' in printed and "# --buckets batch=4" in printed
+
+
+def test_verify_compares_each_bucket_with_eager(batched: Path) -> None:
+    result = devplan("verify", batched, BATCHED, "--json")
+    check_schema(result.document, "verify")
+    assert result.code == 0
+    rows = result.document["comparisons"]
+    assert [(row["call"], row.get("sizes")) for row in rows] == [
+        (1, None),
+        (2, None),
+        (3, None),
+        (4, "batch=8"),
+    ]
+    assert "batch=8" in devplan("verify", batched, BATCHED).out

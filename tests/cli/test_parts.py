@@ -166,7 +166,7 @@ def test_a_shape_must_be_one_that_the_program_takes() -> None:
 
 def test_keywords_go_by_their_names() -> None:
     torch = pytest.importorskip("torch")
-    from devplan.devplan_cli.verify_job import flat_inputs
+    from devplan.devplan_cli.eager import flat_inputs
 
     x, scale = torch.ones(2), torch.zeros(1)
     source = SimpleNamespace(args=(), kwargs={"scale": scale, "x": x})
