@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from torch import Tensor
 from ..runtime.errors import UnsupportedOperatorError
 from . import fourier
 from .fourier import Pair
-from .inductor.interfaces import make_fx
+from .inline import inline
 from .origins import origin_of
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class _Splitting:
             args, kwargs = _released(map_arg((node.args, node.kwargs), lambda n: _Held(known[n])))
             return rule(*args, **kwargs)
 
-        made = self._inline(run, flat, node)
+        made = inline(run, flat, node)
         self.replaced[node] = None
         if _is_complex(node.meta["val"]) and single:
             self.pairs[node] = (made[0], made[1])
@@ -131,29 +130,6 @@ class _Splitting:
             part.meta = {**node.meta, "val": node.meta["val"].select(-1, index)}
         self.pairs[node] = (parts[0], parts[1])
 
-    def _inline(
-        self, run: Callable[..., Any], inputs: list[torch.fx.Node], origin: torch.fx.Node
-    ) -> list[torch.fx.Node]:
-        """Trace a function of the inputs' fake tensors and put its operators before ``origin``."""
-        fakes = [n.meta["val"] for n in inputs]
-        mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
-        with mode or contextlib.nullcontext(), torch.no_grad():
-            traced = make_fx(lambda *tensors: _flat(run(*tensors)), tracing_mode="real")(*fakes)
-        env: dict[torch.fx.Node, torch.fx.Node] = {}
-        found: list[torch.fx.Node] = []
-        placeholders = iter(inputs)
-        meta = {k: v for k, v in origin.meta.items() if k in ("stack_trace", "nn_module_stack")}
-        for node in traced.graph.nodes:
-            if node.op == "placeholder":
-                env[node] = next(placeholders)
-            elif node.op == "output":
-                found = [env[n] for n in node.args[0]]
-            else:
-                with self._graph.inserting_before(origin):
-                    env[node] = self._graph.node_copy(node, lambda n: env[n])
-                env[node].meta = {**node.meta, **meta}
-        return found
-
 
 class _Held:
     """Keeps pairs from being taken apart by pytree functions on the way to a rule."""
@@ -170,10 +146,6 @@ def _released(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_released(v) for v in value)  # pyright: ignore
     return value
-
-
-def _flat(result: Any) -> list[Tensor]:
-    return list(result) if isinstance(result, tuple) else [result]
 
 
 def _single_values(node: torch.fx.Node) -> bool:

@@ -25,6 +25,7 @@ from .lower import LoweredMethod, lower_method
 from .options import ExportOptions, Progress, silent
 from .pipeline import Observer, build_pipeline, run_stage
 from .placed import PlacedGraph
+from .ragged import pad_ragged
 from .source import ModelSource
 from .supported import supports
 from .tape import KernelSpec
@@ -121,6 +122,7 @@ def _export_methods(source: ModelSource, options: ExportOptions, progress: Progr
             progress("export", index / len(source.methods), method.name)
             methods.append(analyse(method, export_method(method)))
             split_complex(methods[-1])
+            pad_ragged(methods[-1])
             methods[-1].notes = tuple(filter(None, [notes.get(method.name)]))
     return sorted(methods, key=lambda method: method.name)
 

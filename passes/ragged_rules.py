@@ -1,0 +1,332 @@
+"""What operators become when sizes depend on data: see `ragged`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..runtime.errors import UnsupportedOperatorError
+from .inductor.interfaces import depends_on_data, pytree
+from .origins import origin_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A tensor of which the first ``count`` along ``axis`` (counted from the right, negative) are real."""
+
+    data: Any
+    count: Any
+    axis: int
+
+    def filled(self, value: float | bool) -> Tensor:
+        """The data with ``value`` behind the count."""
+        data: Tensor = self.data
+        extent = data.size(self.axis)
+        real = torch.arange(extent, device=data.device) < self.count
+        real = real.reshape([extent] + [1] * (-self.axis - 1))
+        return torch.where(real, data, torch.full((), value, dtype=data.dtype, device=data.device))
+
+
+def tensors(node: torch.fx.Node) -> list[Tensor]:
+    value = node.meta.get("val")
+    return [v for v in (value if isinstance(value, list | tuple) else (value,)) if isinstance(v, Tensor)]
+
+
+def ragged_axes(value: Tensor) -> list[int]:
+    """The dimensions, counted from the right, whose size depends on data."""
+    found = [isinstance(e, torch.SymInt) and depends_on_data(e) for e in value.shape]
+    return [at - value.dim() for at, is_ragged in enumerate(found) if is_ragged]
+
+
+def refusal(node: torch.fx.Node) -> UnsupportedOperatorError:
+    return UnsupportedOperatorError(
+        f"operator `{node.target}` cannot work on a size that depends on data",
+        why=str(origin_of([node])),
+        hint="use an operator with a fixed size, such as `torch.nonzero_static` or `torch.where`",
+    )
+
+
+def rule_of(node: torch.fx.Node) -> Callable[..., Any]:
+    """What runs in place of a node: makers of such sizes, reducers of them, or the operator itself."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        raise refusal(node)
+    name = target._schema.name.removeprefix("aten::")
+    if name in _RULES:
+        return lambda *args, **kwargs: _RULES[name](_Call(node, target, args, kwargs))
+    if torch.Tag.pointwise in target.tags or name in _BY_ROW:
+        return lambda *args, **kwargs: _as_it_is(_Call(node, target, args, kwargs))
+    raise refusal(node)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An operator with its arguments, of which some are `Ragged`."""
+
+    node: torch.fx.Node
+    target: Any
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The operator's, without library and overload."""
+        return str(self.target._schema.name).removeprefix("aten::")
+
+    def ragged(self) -> list[Ragged]:
+        """Those arguments."""
+        leaves = pytree.tree_leaves((list(self.args), self.kwargs), is_leaf=lambda x: isinstance(x, Ragged))
+        return [leaf for leaf in leaves if isinstance(leaf, Ragged)]
+
+    def run(self) -> Any:
+        """The operator on the padded data."""
+        args, kwargs = pytree.tree_map(
+            lambda x: x.data if isinstance(x, Ragged) else x,
+            (list(self.args), self.kwargs),
+            is_leaf=lambda x: isinstance(x, Ragged),
+        )
+        return self.target(*args, **kwargs)
+
+    def refuse(self) -> UnsupportedOperatorError:
+        """The refusal of it."""
+        return refusal(self.node)
+
+
+_BY_ROW = {
+    "_to_copy", "to", "clone", "alias", "detach", "contiguous", "linear", "mm", "addmm", "matmul", "bmm",
+    "embedding", "layer_norm", "rms_norm", "native_layer_norm", "unsqueeze", "squeeze", "select", "slice",
+    "transpose", "t", "permute", "glu", "dropout", "cumsum", "index_select", "view", "_unsafe_view",
+    "reshape", "flatten", "unflatten", "expand", "zeros_like", "ones_like", "full_like", "empty_like",
+    "stack", "cat",
+}  # fmt: skip
+"""Operators that may keep rows apart; `_as_it_is` checks that they do."""
+
+_MIXES = {
+    "softmax", "log_softmax", "_softmax", "_log_softmax", "select", "slice", "layer_norm", "rms_norm",
+    "native_layer_norm", "cat", "glu",
+}  # fmt: skip
+"""Those of them that mix what is along the dimensions that they name, which the axis must not be among."""
+
+
+def _as_it_is(call: _Call) -> Any:
+    """The operator on padded data: rows stay apart, and the result has the axis where the graph says."""
+    given = call.ragged()
+    value = call.node.meta["val"]
+    if not isinstance(value, Tensor):
+        raise call.refuse()
+    if not given and not ragged_axes(value):
+        return call.run()  # arithmetic with a count
+    if not given:
+        raise call.refuse()
+    axes = ragged_axes(value)
+    if call.name in _MIXES and any(_names_axis(call, each) for each in given):
+        raise call.refuse()
+    extents = {each.data.size(each.axis) for each in given}
+    if len(axes) != 1 or len(extents) != 1 or not _of_one_symbol(call.node):
+        raise call.refuse()
+    (extent,) = extents
+    made = _sized(call, extent)
+    wanted = [extent if at - value.dim() == axes[0] else e for at, e in enumerate(value.shape)]
+    if list(made.shape) != wanted:
+        raise call.refuse()
+    return Ragged(made, given[0].count, axes[0])
+
+
+def _of_one_symbol(node: torch.fx.Node) -> bool:
+    """Whether all sizes that depend on data are one and the same, and no multiple of it."""
+    values = [value for n in (node, *node.all_input_nodes) for value in tensors(n)]
+    extents: list[Any] = [value.shape[axis] for value in values for axis in ragged_axes(value)]
+    found = {extent.node.expr for extent in extents}
+    return len(found) == 1 and all(expression.is_symbol for expression in found)
+
+
+def _sized(call: _Call, extent: Any) -> Any:
+    """Run it, views with the sizes that the result has in the graph."""
+    if call.name not in ("view", "_unsafe_view", "reshape", "flatten", "unflatten", "expand"):
+        return call.run()
+    value, given = call.node.meta["val"], call.ragged()[0]
+    (axis,) = ragged_axes(value)
+    shape = [extent if at - value.dim() == axis else e for at, e in enumerate(value.shape)]
+    if call.name == "expand":
+        return given.data.expand(shape)
+    if math.prod(shape[:axis]) != math.prod(given.data.shape[: given.axis]):
+        raise call.refuse()  # the rows would not be whole any more
+    return given.data.reshape(shape)
+
+
+def _names_axis(call: _Call, each: Ragged) -> bool:
+    """Whether an operator works along the axis (dimensions are its second argument)."""
+    if "norm" in call.name:
+        return -each.axis <= len(call.args[1])
+    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", -1 if call.name == "glu" else 0)
+    rank = each.data.dim()
+    return (int(given) % rank) - rank == each.axis
+
+
+def _nonzero(call: _Call) -> Any:
+    """Indices [elements of the mask, dimensions]; those behind the count are of element 0."""
+    mask = call.args[0]
+    if isinstance(mask, Ragged):
+        raise call.refuse()
+    return Ragged(*_found(mask), -2)
+
+
+def _found(mask: Tensor) -> tuple[Tensor, Tensor]:
+    if not all(_is_known(extent) for extent in mask.shape):
+        raise UnsupportedOperatorError(
+            "the size of a mask whose true elements are looked for is dynamic", hint="use `torch.where`"
+        )
+    indices = torch.nonzero_static(mask, size=mask.numel(), fill_value=0)
+    return indices, (mask != 0).sum()
+
+
+def _is_known(extent: Any) -> bool:
+    return not isinstance(extent, torch.SymInt)
+
+
+def _where(call: _Call) -> Any:
+    """The indices by dimension, where only a mask is given; else the choice, element by element."""
+    if len(call.args) > 1:
+        return _as_it_is(call)
+    indices = _nonzero(call)
+    return [Ragged(column, indices.count, -1) for column in indices.data.unbind(1)]
+
+
+def _columns(indices: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Indices with a mask spelled as those of its dimensions; and their count (None without a mask)."""
+    found: list[Any] = []
+    count: Any = None
+    for index in indices:
+        if isinstance(index, Tensor) and index.dtype == torch.bool:
+            places, count = _found(index)
+            found += [Ragged(column, count, -1) for column in places.unbind(1)]
+        else:
+            found.append(index)
+            count = index.count if isinstance(index, Ragged) else count
+    return found, count
+
+
+def _index(call: _Call) -> Any:
+    """Rows by mask or by indices."""
+    x, indices = call.args
+    if isinstance(x, Ragged):
+        raise call.refuse()
+    columns, _ = _columns(indices)
+    return _as_it_is(replace(call, args=(x, columns)))
+
+
+def _masked_select(call: _Call) -> Any:
+    x, mask = call.args
+    if isinstance(x, Ragged) or isinstance(mask, Ragged):
+        raise call.refuse()
+    x, mask = torch.broadcast_tensors(x, mask)
+    places, count = _found(mask.flatten())
+    return Ragged(x.flatten()[places[:, 0]], count, -1)
+
+
+def _index_put(call: _Call) -> Tensor:
+    """Values at indices; those behind the count go to a place of their own, which is cut off."""
+    x, indices, values, *rest = call.args
+    columns, count = _columns(indices)
+    if isinstance(x, Ragged) or any(column is None for column in columns) or count is None:
+        raise call.refuse()
+    extents, inner = x.shape[: len(columns)], x.shape[len(columns) :]
+    flat = x.reshape(-1, *inner)
+    place: Any = 0
+    for extent, column in zip(extents, columns, strict=True):
+        place = place * extent + (column.data if isinstance(column, Ragged) else column)
+    place = Ragged(place, count, -1).filled(flat.size(0))
+    wider = torch.cat([flat, flat.new_zeros((1, *inner))])
+    given = values.data if isinstance(values, Ragged) else values
+    made = aten.index_put.default(wider, [place], given, bool(rest and rest[0]))
+    return made[:-1].reshape(x.shape)
+
+
+def _index_add(call: _Call) -> Tensor:
+    x, dim, index, source = call.args
+    if isinstance(x, Ragged) or not isinstance(index, Ragged) or not isinstance(source, Ragged):
+        raise call.refuse()
+    made: Tensor = call.target(x, dim, index.data, source.filled(0), **call.kwargs)
+    return made
+
+
+def _reduction(fill: Callable[[Tensor], float | bool]) -> Callable[[_Call], Any]:
+    """A reduction for which elements of a certain value do not count."""
+
+    def reduce(call: _Call) -> Any:
+        x, *rest = call.args
+        value = call.node.meta["val"]
+        if not isinstance(x, Ragged) or not isinstance(value, Tensor):
+            raise call.refuse()
+        if ragged_axes(value):
+            return _as_it_is(call)
+        return call.target(x.filled(fill(x.data)), *rest, **call.kwargs)
+
+    return reduce
+
+
+def _unbind(call: _Call) -> Any:
+    x, *rest = call.args
+    dim = int(rest[0]) if rest else 0
+    dim = dim - x.data.dim() if dim >= 0 else dim
+    if dim == x.axis:
+        raise call.refuse()
+    axis = x.axis + 1 if dim > x.axis else x.axis
+    return [Ragged(part, x.count, axis) for part in x.data.unbind(dim)]
+
+
+def _softmax(call: _Call) -> Any:
+    x, *rest = call.args
+    if isinstance(x, Ragged) and _names_axis(call, x):
+        return Ragged(call.target(x.filled(float("-inf")), *rest, **call.kwargs), x.count, x.axis)
+    return _as_it_is(call)
+
+
+def _mean(call: _Call) -> Any:
+    x, *rest = call.args
+    if ragged_axes(call.node.meta["val"]):
+        return _as_it_is(call)
+    total = x.filled(0).sum(*rest, **call.kwargs)
+    others = x.data.numel() // x.data.size(x.axis) // total.numel()
+    return (total / (x.count * others)).to(total.dtype)
+
+
+def _least(x: Tensor) -> float:
+    return float("-inf") if x.is_floating_point() else int(torch.iinfo(x.dtype).min)
+
+
+def _most(x: Tensor) -> float:
+    return float("inf") if x.is_floating_point() else int(torch.iinfo(x.dtype).max)
+
+
+_RULES: dict[str, Callable[[_Call], Any]] = {
+    "nonzero": _nonzero,
+    "where": _where,
+    "index": _index,
+    "masked_select": _masked_select,
+    "index_put": _index_put,
+    "index_add": _index_add,
+    "unbind": _unbind,
+    "softmax": _softmax,
+    "_softmax": _softmax,
+    "log_softmax": _softmax,
+    "_log_softmax": _softmax,
+    "mean": _mean,
+    "sum": _reduction(lambda x: 0),
+    "prod": _reduction(lambda x: 1),
+    "any": _reduction(lambda x: False),
+    "all": _reduction(lambda x: True),
+    "max": _reduction(_least),
+    "amax": _reduction(_least),
+    "argmax": _reduction(_least),
+    "min": _reduction(_most),
+    "amin": _reduction(_most),
+    "argmin": _reduction(_most),
+}
