@@ -13,6 +13,7 @@ from .direct import Direct
 from .host_io import MovingOutput
 from .inputs import Store
 from .outputs import Fetch
+from .program import Method
 
 BOUND_LIMIT = 16
 """Bindings (and captured graphs) kept per method for symbol values and addresses of the caller's memory."""
@@ -60,6 +61,12 @@ class Bound:
         steps = (segment.step for segment in self.execution.segments)
         taken = [nbytes for step in steps if (nbytes := getattr(step, "nbytes", None)) is not None]
         return sum(taken) if taken else None
+
+
+def graphs_nbytes(bounds: Iterable[Bound]) -> int | None:
+    """Device bytes that the graphs of all bindings took; None where there are none, or none that tell."""
+    taken = [nbytes for bound in bounds if (nbytes := bound.graph_nbytes) is not None]
+    return sum(taken) if taken else None
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,13 @@ class BoundCache:
         self.calls[sizes] += 1
         return self._from_recent(sizes, bindings, external) if external else self.keep(bindings)
 
+    def hit(self, sizes: Sizes) -> Bound | None:
+        """A bucket's binding that was captured before, and the call counted; None where there is none."""
+        bound = self._kept.get(sizes)
+        if bound is not None:
+            self.calls[sizes] += 1
+        return bound
+
     def keep(self, bindings: Mapping[str, int]) -> Bound:
         """The binding of a bucket whose addresses are all the program's own, captured."""
         sizes = tuple(bindings.values())
@@ -166,6 +180,17 @@ class BoundCache:
         """The bindings of a bucket, the one used last at the end."""
         kept = [self._kept[sizes]] if sizes in self._kept else []
         return kept + [bound for (own, _), bound in self._recent.items() if own == sizes]
+
+    def uses(self, method: Method) -> tuple[BucketUse, ...]:
+        """What became of each bucket so far, in the order in which they are declared."""
+        titles = [symbol.title for symbol in method.symbols]
+        found: list[BucketUse] = []
+        for sizes, calls in self.calls.items():
+            bounds = self.bounds(sizes)
+            reason = bounds[-1].no_graph_reason if bounds else "no call had these sizes yet"
+            named = dict(zip(titles, sizes, strict=True))
+            found.append(BucketUse(named, calls, reason, graphs_nbytes(bounds)))
+        return tuple(found)
 
     def copies(self, others: Iterable[Bound] = ()) -> CopyTally:
         """Copies executed so far by these bindings, those given up and the others."""

@@ -38,3 +38,21 @@ def plan_at(plan: MethodPlan, bucket: BucketPlan) -> MethodPlan:
 def bucket_title(method: Method, sizes: Sequence[int]) -> str:
     """``batch=8, length=128``."""
     return ", ".join(f"{symbol.title}={size}" for symbol, size in zip(method.symbols, sizes, strict=True))
+
+
+def symbol_places(method: Method) -> list[tuple[int, int]]:
+    """The input, by its number, and the dimension that is each symbol.
+
+    None at all where a symbol must be solved for, or where memory is the caller's own.
+    """
+    if any(storage.external for storage in method.storages):
+        return []
+    indices = {port.name: index for index, port in enumerate(method.inputs)}
+    places: list[tuple[int, int]] = []
+    for symbol in method.symbols:
+        index = indices[symbol.input]
+        extent = method.value(method.inputs[index].value).shape[symbol.dimension]
+        if str(extent) != symbol.name:
+            return []
+        places.append((index, symbol.dimension))
+    return places

@@ -8,8 +8,8 @@ from typing import Any
 
 from .backend import Backend, Operand
 from .binding import Binder, CopyTally, Decorate, Execution, device_of, refuse_larger, resolve
-from .bound import Bound, BoundCache, BucketUse, Sizes
-from .buckets import bucket_title
+from .bound import Bound, BoundCache, BucketUse, Sizes, graphs_nbytes
+from .buckets import bucket_title, symbol_places
 from .direct import Direct, use_host_ends
 from .errors import UsageError
 from .expr import evaluate
@@ -76,6 +76,7 @@ class Caller:
         ]
         titles = {sizes: bucket_title(method, sizes) for sizes in context.buckets}
         self._cache = BoundCache(self._bind, titles)
+        self._sized_by = symbol_places(method) if context.buckets else []
         self._names = [port.name for port in method.outputs]
         self.is_static = not method.symbols and not any(storage.external for storage in method.storages)
         self.last: Bound | None = None
@@ -100,14 +101,25 @@ class Caller:
     def call(self, args: Sequence[Any], borrow: bool) -> dict[str, Any]:
         """Check and store the inputs, run, fetch the outputs by name."""
         if not self.is_static:
-            return self._call_dynamic(args, borrow)
-        if self.last is None:
+            bucket = self._bucket_of(args) if self._sized_by else None
+            if bucket is None:
+                return self._call_dynamic(args, borrow)
+            self.last = bucket
+        elif self.last is None:
             self.prepare()
         bound = self.last
         assert bound is not None
         self._run(bound, args, borrow)
         fetches = bound.borrows if borrow else bound.fetches
         return {name: fetch() for name, fetch in zip(self._names, fetches, strict=True)}
+
+    def _bucket_of(self, args: Sequence[Any]) -> Bound | None:
+        """The binding of a bucket that was called before, by shapes alone: inputs are checked when stored."""
+        try:
+            sizes = tuple([args[index].shape[dimension] for index, dimension in self._sized_by])
+        except (AttributeError, IndexError, TypeError):
+            return None
+        return self._cache.hit(sizes)
 
     def forget(self) -> None:
         """Drop all bindings; the counts stay."""
@@ -124,7 +136,7 @@ class Caller:
     @property
     def buckets(self) -> tuple[BucketUse, ...]:
         """What became of each declared bucket so far, in their order."""
-        return tuple(map(self._bucket_use, self._context.buckets))
+        return self._cache.uses(self.method)
 
     @property
     def other_calls(self) -> int:
@@ -134,19 +146,7 @@ class Caller:
     @property
     def graph_nbytes(self) -> int | None:
         """Device bytes that all graphs of the method took, by the driver's word; None without graphs."""
-        bounds = [*self._cache, *([self.last] if self.is_static and self.last else [])]
-        taken = [nbytes for bound in bounds if (nbytes := bound.graph_nbytes) is not None]
-        return sum(taken) if taken else None
-
-    def _bucket_use(self, sizes: Sizes) -> BucketUse:
-        bounds = self._cache.bounds(sizes)
-        taken = [nbytes for bound in bounds if (nbytes := bound.graph_nbytes) is not None]
-        return BucketUse(
-            {symbol.title: size for symbol, size in zip(self.method.symbols, sizes, strict=True)},
-            self._cache.calls[sizes],
-            bounds[-1].no_graph_reason if bounds else "no call had these sizes yet",
-            sum(taken) if taken else None,
-        )
+        return graphs_nbytes([*self._cache, *([self.last] if self.is_static and self.last else [])])
 
     def _run(self, bound: Bound, args: Sequence[Any], borrow: bool) -> None:
         if self._context.before is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from devplan.runtime.cpu import CpuBackend
 from devplan.runtime.engine import LoadedProgram
-from devplan.runtime.errors import PlanError
+from devplan.runtime.errors import PlanError, UsageError
 from devplan.runtime.expr import Expr
 from devplan.runtime.program import CPU, CopyKind, Port, Role
 from devplan.runtime.recording import RecordingBackend, elementwise
@@ -202,6 +202,39 @@ def test_sizes_that_take_more_than_is_reserved_are_refused(program: Any, symboli
         PlanError, match="storage `y` of method `forward` takes 12 bytes at s0=3: 0 are reserved"
     ):
         loaded.method()(np.ones(3, np.float32))
+
+
+def test_inputs_of_a_known_bucket_are_checked_like_any_other(program: Any, symbolic: Any) -> None:
+    """The second call of a bucket is found by its shapes alone."""
+    loaded, _ = doubling(program, symbolic).load(WORK, buckets=SIZES)
+    method = loaded.method()
+    call(loaded, 8)
+    for wrong, message in (
+        (np.ones((8, 3), np.float32), "has size 3 in dimension 1 instead of 2"),
+        (np.ones((8, 2), np.float64), "has dtype `float64`"),
+        (np.ones(8, np.float32), "has 1 dimensions instead of 2"),
+        (np.ones((65, 2), np.float32), "has size 65 in dimension 0"),
+        ([[1.0, 2.0]] * 8, "is of type `list`"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            method(wrong)
+    x = np.asfortranarray(np.arange(16, dtype=np.float32).reshape(8, 2))
+    np.testing.assert_array_equal(method(x)["y"], 2 * x)
+
+
+def test_sizes_that_must_be_solved_for_find_their_bucket_too(program: Any, symbolic: Any) -> None:
+    method = program.method()
+    symbolic(method, "s0", 1, 64, "x", 0)
+    x = method.input("x", (Expr("s0 * 2"), 2))
+    y = method.tensor("y", (Expr("s0 * 2"), 2))
+    method.launch("double", [x], [y])
+    method.output("y", y)
+    program.kernel("double")
+    loaded, fake = program.load(WORK, buckets=SIZES)
+    for _ in range(2):
+        call(loaded, 16)
+    assert [use.calls for use in loaded.method().buckets] == [0, 2, 0]
+    assert captures(fake) == 1
 
 
 def test_small_inputs_and_outputs_of_a_bucket_need_no_copies(
