@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,36 @@ Sizes = tuple[int, ...]
 """Of a method's symbols, in their order."""
 
 
+def storing(stores: Sequence[Store]) -> Callable[[Sequence[Any]], None]:
+    """One function that stores all inputs. One and two are unrolled: `zip` would cost as much as they do."""
+    if len(stores) == 1:
+        (only,) = stores
+        return lambda args: only(args[0])
+    if len(stores) == 2:
+        first, second = stores
+
+        def store_both(args: Sequence[Any]) -> None:
+            first(args[0])
+            second(args[1])
+
+        return store_both
+
+    def store_all(args: Sequence[Any]) -> None:
+        for store, value in zip(stores, args, strict=True):
+            store(value)
+
+    return store_all
+
+
+def fetching(names: Sequence[str], fetches: Sequence[Fetch]) -> Callable[[], dict[str, Any]]:
+    """One function that fetches all outputs by name."""
+    pairs = tuple(zip(names, fetches, strict=True))
+    if len(pairs) == 1:
+        ((name, only),) = pairs
+        return lambda: {name: only()}
+    return lambda: {name: fetch() for name, fetch in pairs}
+
+
 @dataclass
 class Bound:
     """A method bound for given symbol values and caller addresses."""
@@ -38,8 +68,20 @@ class Bound:
     """Outputs that a call may write straight into memory of the caller's."""
     direct: Direct
     """Copies that are saved, and the blocks reserved for them."""
+    names: Sequence[str]
+    """Of the outputs."""
+    store_all: Callable[[Sequence[Any]], None] = field(init=False)
+    """Stores the inputs, in the order of the ports."""
+    fetch_all: Callable[[], dict[str, Any]] = field(init=False)
+    borrow_all: Callable[[], dict[str, Any]] = field(init=False)
+    """The outputs by name, as the caller's own or borrowed."""
     uses: int = 0
     not_captured_reason: str = "these shapes and addresses are new; they are captured when they come again"
+
+    def __post_init__(self) -> None:
+        self.store_all = storing(self.stores)
+        self.fetch_all = fetching(self.names, self.fetches)
+        self.borrow_all = fetching(self.names, self.borrows)
 
     def retire(self) -> CopyTally:
         """Give back what a failed call left; the copies executed so far."""

@@ -74,6 +74,23 @@ class GraphStep:
         if result[0]:
             check(result, "launch a CUDA graph")
 
+    def and_wait(self) -> Step:
+        """The graph and the wait for it as one step: for small programs Python's share counts.
+
+        The context is named only where the launch is refused without, as in a thread that is new to the GPU.
+        """
+        backend, executable, launch = self._backend, self._executable, self._launch
+        wait = backend.driver.cuStreamSynchronize
+
+        def run() -> None:
+            stream = backend.stream_object
+            if launch(executable, stream)[0]:
+                self()
+            if wait(stream)[0]:
+                backend.synchronize()
+
+        return run
+
     def close(self) -> None:
         """Destroy the graph. Idempotent."""
         for end, follower in self._followed:

@@ -124,6 +124,17 @@ def test_a_kernel_that_waits_by_itself_is_launched_early(gpu: CudaBackend, cu: A
         gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})()
 
 
+def test_replaying_and_waiting_is_two_calls_of_the_driver(gpu: CudaBackend, cu: Any) -> None:
+    run = gpu.capture([]).and_wait()
+    cu.calls.clear()
+    run()
+    assert cu.names() == ["cuGraphLaunch", "cuStreamSynchronize"]
+    cu.calls.clear()
+    cu.fail["cuGraphLaunch"] = cu.CUresult.CUDA_ERROR_INVALID_VALUE  # as without a context
+    run()
+    assert cu.names() == ["cuGraphLaunch", "cuCtxSetCurrent", "cuGraphLaunch", "cuStreamSynchronize"]
+
+
 def test_early_launches_can_be_switched_off(cu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEVPLAN_EARLY_LAUNCH", "0")
     gpu = CudaBackend(GPU)
