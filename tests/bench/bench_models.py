@@ -190,6 +190,9 @@ def main() -> int:
     parser.add_argument(
         "--prepare", type=float, default=600.0, help="seconds until who is not ready is left out"
     )
+    parser.add_argument(
+        "--hold", type=Path, help="measure only once this file is there: others may use the GPU"
+    )
     parser.add_argument("--jobs", type=int, default=6, help="exports at a time")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/devplan-bench"))
     parser.add_argument("--json", type=Path)
@@ -207,6 +210,8 @@ def main() -> int:
     with ThreadPoolExecutor(asked.jobs) as pool:
         list(pool.map(lambda case: export(case, asked.dtype, asked.export.split()), cases))
     wait_for_peers(cases, end)
+    while asked.hold and not asked.hold.exists():
+        time.sleep(0.1)
     print(
         f"commit {commit()}, {asked.dtype}, medians of {asked.repeat}\n"
         f"{'model':16}batch  host to host       device    best peer{'':20}ratio      memory  ratio  known   differs",
