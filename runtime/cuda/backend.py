@@ -35,8 +35,10 @@ class CudaBackend(GpuContext):
     Takes what `GpuContext` takes.
     """
 
-    direct_read_nbytes = direct_write_nbytes = 2048
-    """Bytes up to which a kernel uses pinned host memory in place of a copy: hardly slower than one byte."""
+    direct_read_nbytes = 2048
+    """Bytes up to which a kernel reads pinned host memory in place of a copy: hardly slower than one byte."""
+    direct_write_nbytes = 32768
+    """The same for writing, which waits for nothing: of 64 KB on an H200 the copy takes 6 us more."""
 
     def __init__(self, device: Device, ordinal: int = 0, *, stream: object | None = None) -> None:
         super().__init__(device, ordinal, stream=stream)
