@@ -2,8 +2,8 @@
 
 A copy of a few bytes costs some microseconds of a call that may take ten: two engines of the GPU hand over to
 each other. Pinned memory has one address for host and GPU, so the kernel that reads an input, or writes an
-output, can use the host's place itself. A reader then waits for the bus, once: so only where a single launch
-of few programs does, and only for small tensors.
+output, can use the host's place itself. A reader then waits for the bus: so only where few launches of few
+programs do, and only for small tensors.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from .program import CPU, Copy, CopyKind, Device, Launch, Method, Role
 
 _MOST_PROGRAMS = 256
 """Each of them may read the same bytes over the bus."""
+_MOST_READERS = 3
+"""Each waits about a microsecond for the bus, where the copy takes five."""
 
 _HELD = (Role.CONSTANT, Role.STATE)
 """Memory that outlives a call."""
@@ -68,7 +70,7 @@ def use_host_ends(
             continue
         ends = _Ends.of(copy)
         backend = backends[operands[ends.device].device]
-        if _is_small(method, ends, operands, bindings, backend) and _is_one_launch(method, ends, bindings):
+        if _is_small(method, ends, operands, bindings, backend) and _are_few_launches(method, ends, bindings):
             block, release = take(CPU, operands[ends.host].span_nbytes)
             direct.releases.append(release)
             direct.saved.add(index)
@@ -127,15 +129,21 @@ def _is_small(
     return len(whole) == 2 and not any(s.external or s.role in _HELD for s in whole)
 
 
-def _is_one_launch(method: Method, ends: _Ends, bindings: Mapping[str, int]) -> bool:
-    """Whether a single launch reads what was uploaded, by few programs, or writes what is downloaded."""
+def _are_few_launches(method: Method, ends: _Ends, bindings: Mapping[str, int]) -> bool:
+    """Whether few launches of few programs read what was uploaded, or one writes what is downloaded."""
     users = users_by_storage(method)
     host, device = (users[method.value(end).storage] for end in (ends.host, ends.device))
     others = [user for user in device if user is not ends.copy]
-    if len(host) != 1 or len(others) != 1 or not isinstance(others[0], Launch):
+    launches = [user for user in others if isinstance(user, Launch)]
+    most = _MOST_READERS if ends.uploads else 1
+    if len(host) != 1 or len(launches) != len(others) or not 1 <= len(launches) <= most:
         return False
-    launch = others[0]
-    wrong = launch.writes if ends.uploads else launch.reads
-    is_one_way = method.value(ends.device).storage not in {method.value(name).storage for name in wrong}
-    programs = math.prod(evaluate(size, bindings) for size in launch.grid)
-    return is_one_way and (programs <= _MOST_PROGRAMS or not ends.uploads)
+    home = method.value(ends.device).storage
+    for launch in launches:
+        wrong = launch.writes if ends.uploads else launch.reads
+        if home in {method.value(name).storage for name in wrong}:
+            return False
+        programs = math.prod(evaluate(size, bindings) for size in launch.grid)
+        if ends.uploads and programs > _MOST_PROGRAMS:
+            return False
+    return True
