@@ -10,9 +10,11 @@ import typer
 from . import flags
 from .console import Output
 
-EXAMPLE = """Example:
+EXAMPLE = """Examples:
 
 devplan bench model.pte --repeat 500 --json
+
+devplan bench batched.pte --each-bucket
 """
 
 
@@ -37,6 +39,9 @@ def bench(
             "--cold-start/--no-cold-start", help="Also time a fresh process up to its first result."
         ),
     ] = True,
+    each_bucket: Annotated[
+        bool, typer.Option("--each-bucket", help="Also time calls of each bucket's sizes.")
+    ] = False,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -64,5 +69,6 @@ def bench(
         allow_torch_ops,
         report,
         tuple(weights or ()),
+        each_bucket,
     )
     return run_measurement(asked, Output(json, quiet, verbose))

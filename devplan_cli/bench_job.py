@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..runtime.errors import UsageError
 from .artifacts import choose_method, open_artifact
 from .console import Output
 from .loading import check_device_name
@@ -15,6 +16,8 @@ from .words import count, microseconds, size, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from ..runtime.program import Method, PlannedProgram
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,16 @@ class Measurement:
     allow_torch_ops: bool
     report: Path | None = None
     weights: tuple[Path, ...] = ()
+    each_bucket: bool = False
 
 
 def run_measurement(asked: Measurement, output: Output) -> int:
     """Measure and print; 0."""
     check_device_name(asked.device)
-    program = open_artifact(asked.artifact).planned.program
-    method = program.method(choose_method(asked.method, [m.name for m in program.methods]))
+    planned = open_artifact(asked.artifact).planned
+    method = planned.program.method(choose_method(asked.method, [m.name for m in planned.program.methods]))
     inputs, _ = gather_inputs(method, (), asked.inputs, asked.shapes, asked.seed)
+    each = _bucket_inputs(planned, method, asked.seed) if asked.each_bucket else []
     output.say(f"measuring {count(asked.repeat, 'call')} of `{method.name}`")
     from ..runtime.bench import measure
 
@@ -54,6 +59,7 @@ def run_measurement(asked: Measurement, output: Output) -> int:
         cold_start=asked.cold_start,
         allow_torch_ops=asked.allow_torch_ops,
         page=asked.report,
+        bucket_inputs=each,
         weights=asked.weights,
     )
     if asked.report is not None:
@@ -61,6 +67,23 @@ def run_measurement(asked: Measurement, output: Output) -> int:
     output.document(document)
     output.show(*view(document))
     return 0
+
+
+def _bucket_inputs(planned: PlannedProgram, method: Method, seed: int) -> list[dict[str, Any]]:
+    """Random inputs for each of the method's buckets; UsageError when there is none."""
+    buckets = [
+        bucket for plan in planned.plan.methods if plan.method == method.name for bucket in plan.buckets
+    ]
+    if not buckets:
+        hint = "export with `--buckets batch=1,8,32`"
+        raise UsageError(
+            "cannot use `--each-bucket`", why=f"method `{method.name}` has no buckets", hint=hint
+        )
+    names = [symbol.name for symbol in method.symbols]
+    return [
+        gather_inputs(method, seed=seed, sizes=dict(zip(names, bucket.sizes, strict=True)))[0]
+        for bucket in buckets
+    ]
 
 
 def view(document: dict[str, Any]) -> list[RenderableType]:

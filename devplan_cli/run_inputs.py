@@ -27,8 +27,11 @@ def gather_inputs(
     file: Path | None = None,
     shapes: Sequence[str] = (),
     seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """All inputs by name, and the names of those that are random.
+
+    Dynamic dimensions that no given input and no shape fixes have ``sizes``, by symbol, or their bound.
 
     Raises:
         UsageError: a name that the method does not have, a file or shape that cannot be read, or a dynamic
@@ -45,7 +48,7 @@ def gather_inputs(
         given[name] = read_one(Path(path))
     wanted = dict(_parse_shape(text) for text in shapes)
     _check_names(wanted, names, method.name, "`--shape`")
-    bindings = _bindings(method, given, wanted)
+    bindings = _bindings(method, given, wanted, sizes or {})
     generator = np.random.default_rng(seed)
     missing = [name for name in names if name not in given]
     for name in missing:
@@ -90,7 +93,10 @@ def _value(method: Method, name: str) -> Value:
 
 
 def _bindings(
-    method: Method, given: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]]
+    method: Method,
+    given: Mapping[str, Any],
+    wanted: Mapping[str, tuple[int, ...]],
+    sizes: Mapping[str, int],
 ) -> dict[str, int]:
     """Sizes of the dynamic dimensions, read from the inputs and shapes that are given."""
     bindings: dict[str, int] = {}
@@ -99,7 +105,7 @@ def _bindings(
         if symbol.input in shapes and symbol.dimension < len(shapes[symbol.input]):
             bindings[symbol.name] = shapes[symbol.input][symbol.dimension]
         elif symbol.input not in given:
-            bindings.setdefault(symbol.name, symbol.upper)
+            bindings.setdefault(symbol.name, sizes.get(symbol.name, symbol.upper))
     return bindings
 
 

@@ -219,16 +219,19 @@ def _show(
 
 def buckets_view(document: dict[str, Any]) -> list[RenderableType]:
     """A table of the declared sizes: calls so far, their graphs, and what these took."""
-    made = table(f"Buckets of {document['method']}", "sizes", "calls>", "graph bytes>", "graph+")
+    timed = any("latency_us" in bucket for bucket in document["buckets"])
+    columns = ("p50>", "p99>") if timed else ()
+    made = table(f"Buckets of {document['method']}", "sizes", "calls>", *columns, "graph bytes>", "graph+")
     for bucket in document["buckets"]:
         taken, graph = bucket["graph_bytes"], bucket["cuda_graph"]
         made.add_row(
             sizes_words(bucket["sizes"]),
             str(bucket["calls"]),
+            *(microseconds(bucket["latency_us"][point.rstrip(">")]) for point in columns),
             "-" if taken is None else size_words(taken),
             "yes" if graph is True else f"no: {graph['reason']}",
         )
-    made.add_row("other sizes", str(document["other_calls"]), "", "")
+    made.add_row("other sizes", str(document["other_calls"]))
     return [made]
 
 

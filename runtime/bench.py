@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,8 @@ class BenchResult:
     buckets: tuple[BucketUse, ...] = ()
     """What became of each declared bucket in all calls, warm-up included."""
     other_calls: int = 0
+    bucket_latency: tuple[Percentiles, ...] = ()
+    """Of calls of each bucket's sizes, host to host, where it was asked for."""
 
     def document(self) -> dict[str, Any]:
         """As the command line's contract has it."""
@@ -61,6 +63,8 @@ class BenchResult:
         }
         if self.buckets:
             document["buckets"] = [bucket.document() for bucket in self.buckets]
+            for bucket, latency in zip(document["buckets"], self.bucket_latency, strict=False):
+                bucket["latency_us"] = latency.document()
             document["other_calls"] = self.other_calls
         return document
 
@@ -76,9 +80,13 @@ def measure(
     cold_start: bool = True,
     allow_torch_ops: bool = False,
     page: Path | None = None,
+    bucket_inputs: Sequence[Mapping[str, Any]] = (),
     weights: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Load an artifact, measure one method, give `BenchResult.document`; ``page`` is HTML to write."""
+    """Load an artifact, measure one method, give `BenchResult.document`.
+
+    ``page`` is HTML to write; ``bucket_inputs`` are inputs of each bucket's sizes, to be timed as well.
+    """
     from .start import load
 
     cold: dict[str, float] = (
@@ -92,7 +100,13 @@ def measure(
         context = free_before - (_free_memory(device) or 0)
     with load(artifact, device=device, allow_torch_ops=allow_torch_ops, weights=weights) as program:
         placed = place_inputs(program, program.method(method), inputs)
-        result = bench(program, program.method(method), placed, repeat, warmup, free_before, context)
+        called = program.method(method)
+        result = bench(program, called, placed, repeat, warmup, free_before, context)
+        if bucket_inputs:
+            each = [place_inputs(program, called, given) for given in bucket_inputs]
+            latencies = tuple(_latency(called, given, repeat, warmup)[0] for given in each)
+            uses, others = called.buckets, called.other_calls
+            result = replace(result, buckets=uses, other_calls=others, bucket_latency=latencies)
     document = {**result.document(), "cold_start_s": cold or None}
     if page is not None:
         from .bench_page import page as page_of
@@ -121,16 +135,8 @@ def bench(
         free_before: bytes that were free on the GPU before the program was loaded.
         context: bytes that CUDA and its libraries keep for the process, once they have run such a program.
     """
-    from .timing import Percentiles
-
-    for _ in range(max(warmup, 1)):
-        method.run(inputs)
-    clock, times = time.perf_counter, list[float]()
-    for _ in range(repeat):
-        start = clock()
-        method.run(inputs)
-        times.append(clock() - start)
-    latency: dict[str, Percentiles | None] = {"end_to_end": Percentiles.of(times)}
+    end_to_end, times = _latency(method, inputs, repeat, warmup)
+    latency: dict[str, Percentiles | None] = {"end_to_end": end_to_end}
     memory = _memory(program, method, free_before, context)  # before the parts, whose graph takes memory too
     latency |= _parts(program, method, inputs, repeat)
     labels = [backend.label for slot, backend in program.backends.items() if slot.kind != "cpu"]
@@ -145,6 +151,22 @@ def bench(
         buckets=method.buckets,
         other_calls=method.other_calls,
     )
+
+
+def _latency(
+    method: LoadedMethod, inputs: Mapping[str, Any], repeat: int, warmup: int
+) -> tuple[Percentiles, list[float]]:
+    """Of calls host to host, after those that warm up; the seconds of each too."""
+    from .timing import Percentiles
+
+    for _ in range(max(warmup, 1)):
+        method.run(inputs)
+    clock, times = time.perf_counter, list[float]()
+    for _ in range(repeat):
+        start = clock()
+        method.run(inputs)
+        times.append(clock() - start)
+    return Percentiles.of(times), times
 
 
 def place_inputs(program: LoadedProgram, method: LoadedMethod, inputs: Mapping[str, Any]) -> dict[str, Any]:

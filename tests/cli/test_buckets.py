@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import MODELS, check_schema, devplan
+from .conftest import MODELS, Made, check_schema, devplan
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -47,6 +47,31 @@ def test_bench_counts_its_calls(batched: Path) -> None:
     document = devplan("bench", batched, *words).document
     check_schema(document, "bench")
     assert document["buckets"][0]["calls"] == 7
+
+
+def test_bench_times_each_bucket_when_asked(batched: Path, tmp_path: Path) -> None:
+    words = ("bench", batched, "--repeat", "5", "--warmup", "2", "--no-cold-start", "--each-bucket")
+    document = devplan(*words, "--json").document
+    check_schema(document, "bench")
+    (bucket,) = document["buckets"]
+    assert bucket["calls"] == 7 and bucket["latency_us"]["p50"] > 0
+    assert document["other_calls"] == 7  # the random inputs of the first measurement are at the bound
+    lines = devplan(*words).out.splitlines()
+    assert lines[lines.index("Buckets of forward") + 1].split() == [
+        "sizes",
+        "calls",
+        "p50",
+        "p99",
+        "graph",
+        "bytes",
+        "graph",
+    ]
+
+
+def test_each_bucket_without_any_is_refused(tiny: Made) -> None:
+    result = devplan("bench", tiny.path, "--each-bucket", "--no-cold-start")
+    assert result.code == 2
+    assert "method `forward` has no buckets; export with `--buckets batch=1,8,32`" in result.last_line
 
 
 def test_inspect_shows_each_plan_beside_its_lower_bound(batched: Path) -> None:
