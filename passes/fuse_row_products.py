@@ -6,6 +6,8 @@ float32, whose weight's rows begin at multiples of 16 bytes. It takes along
 - a root-mean-square norm whose readers are all such layers (`rms_norm`, or spelled out as models do);
 - an activation, or one half of the result activated times the other half (SwiGLU, GeGLU);
 - a tensor of the same shape that is added (the residual).
+
+Layers of one row whose weights are quantised take the same along (`quantized_row`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from typing import Any
 
 import torch
 
+from .quantized_linear import on_rows
+from .quantized_row import fused
 from .row_product import MOST_ROWS
 
 aten = torch.ops.aten
@@ -54,16 +58,17 @@ def _product(
 
 def fuse_row_products(module: torch.fx.GraphModule) -> None:
     """Rewrite a region's linear layers of few rows in place."""
-    layers = [node for node in module.graph.nodes if is_row_product(node)]
+    layers = [node for node in module.graph.nodes if is_row_product(node) or is_packed(node)]
     for node in layers:
-        x, weight, bias = (*node.args, None)[:3]
+        x, *weight = node.args if is_packed(node) else (*node.args, None)[:3]
         norm = _norm(x, layers)
         end = _end(node)
         with module.graph.inserting_before(end.last):
-            operands = (x if norm is None else norm.x, weight, bias)
+            operands = (x if norm is None else norm.x, *weight)
             before = (None, 0.0) if norm is None else (norm.weight, norm.eps)
             after = (end.added, end.activation, end.is_gated)
-            made = module.graph.call_function(_product, (*operands, *before, *after))
+            product = fused if is_packed(node) else _product
+            made = module.graph.call_function(product, (*operands, *before, *after))
         made.meta = {**node.meta, "val": end.last.meta["val"]}
         end.last.replace_all_uses_with(made)
     module.graph.eliminate_dead_code()
@@ -83,6 +88,14 @@ def is_row_product(node: torch.fx.Node) -> bool:
     columns = x.shape[-1]
     is_aligned = weight.stride(1) == 1 and weight.stride(0) * weight.element_size() % 16 == 0
     return 0 < x.numel() <= MOST_ROWS * columns and is_aligned
+
+
+def is_packed(node: torch.fx.Node) -> bool:
+    """Whether a node is a linear layer of one row whose weight is quantised."""
+    x = _value(node.args[0]) if node.op == "call_function" and node.target is on_rows else None
+    if x is None or x.dtype not in _DTYPES or not all(isinstance(size, int) for size in x.shape):
+        return False
+    return x.dim() > 0 and x.numel() == x.shape[-1]
 
 
 @dataclass(frozen=True)

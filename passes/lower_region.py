@@ -25,6 +25,7 @@ from . import (
     embedding_bag,
     grouped_product,
     quantized_linear,
+    quantized_row,
     row_product,
     split_attention,
 )
@@ -39,6 +40,7 @@ _OWN_KERNELS: dict[str, Callable[[ExternCall], Sequence[Allocate | OwnLaunch]]] 
     grouped_product.OPERATOR: grouped_product.to_steps,
     row_product.OPERATOR: row_product.to_steps,
     quantized_linear.OPERATOR: quantized_linear.to_steps,
+    quantized_row.OPERATOR: quantized_row.to_steps,
 }
 """Operators that become kernels written here, and the temporaries between them."""
 

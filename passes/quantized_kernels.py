@@ -4,20 +4,23 @@ from __future__ import annotations
 
 ROW = """\
 @triton.jit
-def quantized_row(x, words, scales, zeros, bias, output, one{constants}):
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+def quantized_row(x, words, scales, zeros, bias, norm, added, output, one{constants}):
+    r = tl.arange(0, ROWS)
+    n = tl.program_id(0) * BLOCK_N + r % BLOCK_N
+    is_row = n < OUTPUTS
+    n += r // BLOCK_N * OUTPUTS
     c = tl.arange(0, BLOCK_C)
     i = tl.arange(0, H)
-    is_row = n < N
     words += n[:, None, None] * (CHUNKS * H) + c[None, :, None] * H + i[None, None, :]
     is_inside = is_row[:, None] & (c < CHUNKS)[None, :]
     packed = tl.load(words, mask=is_inside[:, :, None], other=0)
     if HAS_BIAS:
-        added = tl.load(bias + n, mask=is_row, other=0.0).to(tl.float32)
+        shift_up = tl.load(bias + n, mask=is_row, other=0.0).to(tl.float32)
     if GROUP == 0:
         factor = tl.load(scales + n, mask=is_row, other=0.0).to(tl.float32)
 {ready}
-    sums = tl.zeros([BLOCK_N, BLOCK_C, H], tl.float32)
+    sums = tl.zeros([ROWS, BLOCK_C, H], tl.float32)
+    squares = tl.zeros([1, BLOCK_C, H], tl.float32)
     for begin in range(0, CHUNKS, BLOCK_C):
         chunk = begin + c
         is_inside = is_row[:, None] & (chunk < CHUNKS)[None, :]
@@ -31,12 +34,15 @@ def quantized_row(x, words, scales, zeros, bias, output, one{constants}):
                 scale = tl.load(scales + which, mask=is_inside, other=0.0).to(tl.float32)
             if HAS_ZEROS:
                 zero = tl.load(zeros + which, mask=is_inside, other=0.0).to(tl.float32)
-            products = tl.zeros([BLOCK_N, BLOCK_C, H], tl.float32)
+            products = tl.zeros([ROWS, BLOCK_C, H], tl.float32)
             total = tl.zeros([1, BLOCK_C, H], tl.float32)
             for inner in tl.static_range(RUN):
                 position = group * RUN + inner
                 k = chunk[None, :, None] * 128 + position * H + i[None, None, :]
                 value = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+                if HAS_NORM:
+                    squares += value * value
+                    value *= tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
                 shift = BITS * position % 16
                 half = packed if BITS * position < 16 else upper
                 number = ((half & (((1 << BITS) - 1) << shift)) | one).to(tl.float32, bitcast=True)
@@ -51,18 +57,32 @@ def quantized_row(x, words, scales, zeros, bias, output, one{constants}):
         if CHUNKS > BLOCK_C:
             packed = following
     result = tl.sum(tl.sum(sums, 2), 1)
+    if HAS_NORM:
+        result *= 1.0 / tl.sqrt(tl.sum(tl.sum(squares, 2), 1) / K + EPS)
     if GROUP == 0:
         result *= factor
     if HAS_BIAS:
-        result += added
-    tl.store(output + n, result.to(output.dtype.element_ty), mask=is_row)
+        result += shift_up
+    if IS_GATED:
+        halves = tl.reshape(result, [2, BLOCK_N])
+        half = tl.arange(0, 2)[:, None]
+        result = tl.sum(tl.where(half == 0, halves, 0.0), 0)
+        gated = tl.sum(tl.where(half == 1, halves, 0.0), 0)
+        result = ({activated}) * gated
+    else:
+        result = {activated}
+    m = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    if HAS_ADDED:
+        result += tl.load(added + m, mask=m < OUTPUTS, other=0.0).to(tl.float32)
+    tl.store(output + m, result.to(output.dtype.element_ty), mask=m < OUTPUTS)
 """
 """One row of x: each program reads BLOCK_N rows of the weight once, from end to end, with the next words on
 their way while some are multiplied, and the first before x is there.
 
 A code becomes a float without a conversion: or-ed into the mantissa of 2**23 (``one``, a parameter, so that
 mask and or stay one instruction), it is what is left when 2**23 is taken away. Codes are masked where they
-stand, so they come out times 2**shift, which x makes up for; all of that is exact.
+stand, so they come out times 2**shift, which x makes up for; all of that is exact. Where the result gates
+itself, a program has the same rows of both halves. A norm's factor is applied to the sums (`row_product`).
 """
 
 TILE = """\

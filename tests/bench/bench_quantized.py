@@ -24,15 +24,8 @@ from torch.nn import functional as F
 
 from devplan.passes.builder import substitute
 from devplan.passes.compile_kernels import canonical, compile_kernel
-from devplan.passes.quantized_linear import (
-    OPERATOR,
-    Blocks,
-    RowBlocks,
-    blocks_of,
-    row_blocks_of,
-    row_steps,
-    tile_steps,
-)
+from devplan.passes.quantized_linear import OPERATOR, Blocks, blocks_of, tile_steps
+from devplan.passes.quantized_row import RowBlocks, row_blocks_of, row_steps
 from devplan.passes.quantized_weight import CHUNK, quantized, words_per_chunk
 from devplan.passes.tape import Allocate, ExternCall, KernelSpec, OwnLaunch, Window
 from devplan.runtime.dtypes import DType

@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
+from devplan.passes import quantized_row
 from devplan.passes.builder import substitute
 from devplan.passes.compile_kernels import canonical, compile_kernels
 from devplan.passes.quantized_linear import OPERATOR, Blocks, blocks_of, tile_steps, to_steps
@@ -142,6 +144,56 @@ def test_one_row(
     columns: int, outputs: int, dtype: torch.dtype, scheme: tuple[int, int], has_bias: bool
 ) -> None:
     check(Case(1, columns, outputs, dtype, *scheme, has_bias))
+
+
+def after(y: torch.Tensor, activation: str, is_gated: bool) -> torch.Tensor:
+    """The activation, and the gate, in float64."""
+    half = y.shape[-1] // 2
+    first = y[:, :half] if is_gated else y
+    if activation != "none":
+        first = F.silu(first) if activation == "silu" else F.relu(first)
+    return first * y[:, half:] if is_gated else first
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 600),
+    st.integers(1, 20),
+    DTYPES,
+    SCHEMES,
+    st.sampled_from(["none", "silu", "relu"]),
+    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+)
+def test_one_row_with_what_stands_around_it(
+    columns: int,
+    outputs: int,
+    dtype: torch.dtype,
+    scheme: tuple[int, int],
+    activation: str,
+    has: tuple[bool, bool, bool, bool],
+) -> None:
+    has_bias, has_norm, has_added, is_gated = has
+    case = Case(1, columns, outputs * (2 if is_gated else 1), dtype, *scheme, has_bias)
+    call, tensors = call_of(case)
+    x, weight, bias = case.tensors()
+    made = torch.Generator().manual_seed(columns)
+    norm = torch.rand(columns, generator=made).to(dtype) + 0.5 if has_norm else None
+    added = torch.randn(1, outputs, generator=made).to(dtype) if has_added else None
+    output = torch.full((1, outputs), float("nan"), dtype=dtype)
+    extra = {"norm": norm, "added": added, "output": output}
+    windows = {name: None if t is None else window(name, t) for name, t in extra.items()}
+    ends = (windows["norm"], 1e-5, windows["added"], activation, is_gated)
+    call = replace(call, operands=(*call.operands, *ends), outs=(window("output", output),))
+    device = Emulated({**tensors, **{name: t for name, t in extra.items() if t is not None}})
+    device.run(quantized_row.to_steps(call))
+    row = x.double() if norm is None else F.rms_norm(x.double(), (columns,), norm.double(), 1e-5)
+    matrix = weight.dequantized(columns).double()
+    product = row @ matrix.T + (0 if bias is None else bias.double())
+    expected = after(product, activation, is_gated) + (0 if added is None else added.double())
+    worst = (row.abs() @ matrix.abs().T).max() + 1
+    scale = expected.abs().clamp(min=1)
+    bound = EPSILON[dtype] * scale + 2.0**-18 * worst * (1 + product.abs().max())
+    assert ((device.output(output).double() - expected).abs() <= bound).all()
 
 
 @settings(max_examples=40, deadline=None)
