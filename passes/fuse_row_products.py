@@ -82,7 +82,7 @@ def is_row_product(node: torch.fx.Node) -> bool:
     x, weight = (_value(each) for each in node.args[:2])
     if x is None or weight is None or x.dtype not in _DTYPES or weight.dim() != 2 or x.dim() == 0:
         return False
-    sizes = (*x.shape, *weight.shape, weight.stride(0))
+    sizes: tuple[Any, ...] = (*x.shape, *weight.shape, weight.stride(0))
     if not all(isinstance(size, int) for size in sizes):
         return False
     columns = x.shape[-1]
