@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from devplan.runtime.cpu import CpuBackend
 from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.errors import PlanError, UsageError
 from devplan.runtime.expr import Expr
-from devplan.runtime.program import CPU, CopyKind, Port, Role
+from devplan.runtime.program import CPU, CopyKind, Port, Role, Symbol
 from devplan.runtime.recording import RecordingBackend, elementwise
 
-from .conftest import CUDA
+from .conftest import CUDA, ProgramBuilder
 
 SIZES = ((1,), (8,), (64,))
 WORK = {"double": elementwise(lambda x: x + x, "x_device", "y")}
@@ -46,6 +49,34 @@ def test_results_are_right_in_between_and_at_every_bucket(program: Any, symbolic
     loaded, _ = doubling(program, symbolic).load(WORK, buckets=SIZES, scrub=True, poison=True)
     for rows in (1, 2, 8, 7, 9, 63, 64, 1, 64):
         call(loaded, rows)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 64)), max_size=5, unique=True),
+    st.lists(st.integers(1, 64), min_size=1, max_size=40),
+)
+def test_any_calls_in_any_order_are_right_and_keep_a_bounded_number_of_graphs(
+    buckets: list[tuple[int]], calls: list[int]
+) -> None:
+    def symbolic(method: Any, *symbol: Any) -> Expr:
+        method.symbols.append(Symbol(*symbol))
+        return Expr(symbol[0])
+
+    builder = doubling(ProgramBuilder(), symbolic)
+    loaded, fake = builder.load(WORK, buckets=buckets, packed=True, scrub=True, poison=True)
+    with loaded:
+        for rows in calls:
+            call(loaded, rows)
+        method = loaded.method()
+        counts = Counter(calls)
+        assert [use.calls for use in method.buckets] == [counts[size] for (size,) in buckets]
+        assert method.other_calls == len(calls) - sum(counts[size] for (size,) in buckets)
+        hit = sum(counts[size] > 0 for (size,) in buckets)
+        assert len(method._caller._cache) <= hit + 16
+        if buckets:
+            again = sum(count > 1 for size, count in counts.items() if (size,) not in buckets)
+            assert captures(fake) >= hit if again else captures(fake) == hit
 
 
 def test_a_bucket_has_one_graph_for_life_and_other_sizes_take_no_place_of_it(
