@@ -26,6 +26,7 @@ from . import (
     grouped_product,
     quantized_linear,
     quantized_row,
+    recurrent_step,
     row_product,
     split_attention,
 )
@@ -41,6 +42,7 @@ _OWN_KERNELS: dict[str, Callable[[ExternCall], Sequence[Allocate | OwnLaunch]]] 
     row_product.OPERATOR: row_product.to_steps,
     quantized_linear.OPERATOR: quantized_linear.to_steps,
     quantized_row.OPERATOR: quantized_row.to_steps,
+    recurrent_step.OPERATOR: recurrent_step.to_steps,
 }
 """Operators that become kernels written here, and the temporaries between them."""
 

@@ -1,7 +1,8 @@
-"""Recurrent layers as matrix products and element-wise steps, one per frame.
+"""Recurrent layers: the products with the inputs for all frames at once, then step by step.
 
-The products with the inputs are made for all frames at once; what is left of a step is one product with the
-last state and one fused kernel. Signatures are those of ``aten.lstm.input`` and its kin.
+On a GPU a step is one launch of a kernel of ours (`recurrent_step.py`); elsewhere, and for layers with a
+projection, it is a product and element-wise operators. Signatures are those of ``aten.lstm.input`` and its
+kin.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-Run = Callable[[Tensor, int, Sequence[Tensor]], Tensor]
-"""One layer in one direction: (frames first, index of layer and direction, weights) -> outputs."""
+from .recurrent_step import is_possible, recurrent
+
+Run = Callable[[Tensor, int, Sequence[Tensor], bool], Tensor]
+"""One layer in one direction: (frames first, index of layer and direction, weights, whether backwards)."""
 
 
 def lstm(
@@ -30,20 +33,25 @@ def lstm(
     """Long short-term memory; with a projection where the weights have one. Dropout is ignored."""
     hidden, cells = list(hx[0].unbind(0)), list(hx[1].unbind(0))
 
-    def run(frames: Tensor, index: int, weights: Sequence[Tensor]) -> Tensor:
+    def run(frames: Tensor, index: int, weights: Sequence[Tensor], backwards: bool) -> Tensor:
         w_ih, w_hh, *rest = weights
         bias = rest[0] + rest[1] if has_biases else None
         project = rest[-1] if len(rest) % 2 else None
-        inputs, outputs = linear(frames, w_ih, bias), list[Tensor]()
-        h, c = hidden[index], cells[index]
-        for step in inputs.unbind(0):
+        inputs, h, c = linear(frames, w_ih, bias), hidden[index], cells[index]
+        if project is None and is_possible(inputs, w_hh):
+            made, last = recurrent(inputs, h, c, w_hh, None, "lstm", backwards=backwards)
+            assert last is not None
+            hidden[index], cells[index] = made[0 if backwards else -1], last
+            return made
+        outputs: list[Tensor] = []
+        for step in _in_order(inputs, backwards):
             i, f, g, o = torch.addmm(step, h, w_hh.t()).chunk(4, -1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
             h = h if project is None else linear(h, project)
             outputs.append(h)
         hidden[index], cells[index] = h, c
-        return torch.stack(outputs)
+        return _stacked(outputs, backwards)
 
     output = _stack(x, params, num_layers, bidirectional, batch_first, run)
     return output, torch.stack(hidden), torch.stack(cells)
@@ -63,24 +71,30 @@ def gru(
     """Gated recurrent units. Dropout is ignored."""
     hidden = list(hx.unbind(0))
 
-    def run(frames: Tensor, index: int, weights: Sequence[Tensor]) -> Tensor:
+    def run(frames: Tensor, index: int, weights: Sequence[Tensor], backwards: bool) -> Tensor:
         w_ih, w_hh, *rest = weights
         b_ih, b_hh = rest if has_biases else (None, None)
-        inputs, outputs, h = linear(frames, w_ih, b_ih), list[Tensor](), hidden[index]
-        for step in inputs.unbind(0):
+        inputs, h = linear(frames, w_ih, b_ih), hidden[index]
+        if is_possible(inputs, w_hh):
+            made, _ = recurrent(inputs, h, None, w_hh, b_hh, "gru", backwards=backwards)
+            hidden[index] = made[0 if backwards else -1]
+            return made
+        outputs: list[Tensor] = []
+        for step in _in_order(inputs, backwards):
             xr, xz, xn = step.chunk(3, -1)
             hr, hz, hn = linear(h, w_hh, b_hh).chunk(3, -1)
             z = torch.sigmoid(xz + hz)
             h = (1 - z) * torch.tanh(xn + torch.sigmoid(xr + hr) * hn) + z * h
             outputs.append(h)
         hidden[index] = h
-        return torch.stack(outputs)
+        return _stacked(outputs, backwards)
 
     return _stack(x, params, num_layers, bidirectional, batch_first, run), torch.stack(hidden)
 
 
 def simple(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """An Elman network with the given activation."""
+    """An Elman network with the given activation, `torch.tanh` or `torch.relu`."""
+    kind = "relu" if activation is torch.relu else "tanh"
 
     def rnn(
         x: Tensor,
@@ -95,19 +109,31 @@ def simple(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor
     ) -> tuple[Tensor, Tensor]:
         hidden = list(hx.unbind(0))
 
-        def run(frames: Tensor, index: int, weights: Sequence[Tensor]) -> Tensor:
+        def run(frames: Tensor, index: int, weights: Sequence[Tensor], backwards: bool) -> Tensor:
             w_ih, w_hh, *rest = weights
-            inputs = linear(frames, w_ih, rest[0] + rest[1] if has_biases else None)
-            outputs, h = list[Tensor](), hidden[index]
-            for step in inputs.unbind(0):
+            inputs, h = linear(frames, w_ih, rest[0] + rest[1] if has_biases else None), hidden[index]
+            if is_possible(inputs, w_hh):
+                made, _ = recurrent(inputs, h, None, w_hh, None, kind, backwards=backwards)
+                hidden[index] = made[0 if backwards else -1]
+                return made
+            outputs: list[Tensor] = []
+            for step in _in_order(inputs, backwards):
                 h = activation(torch.addmm(step, h, w_hh.t()))
                 outputs.append(h)
             hidden[index] = h
-            return torch.stack(outputs)
+            return _stacked(outputs, backwards)
 
         return _stack(x, params, num_layers, bidirectional, batch_first, run), torch.stack(hidden)
 
     return rnn
+
+
+def _in_order(frames: Tensor, backwards: bool) -> Sequence[Tensor]:
+    return frames.unbind(0)[:: -1 if backwards else 1]
+
+
+def _stacked(outputs: list[Tensor], backwards: bool) -> Tensor:
+    return torch.stack(outputs[:: -1 if backwards else 1])
 
 
 def _stack(
@@ -121,8 +147,6 @@ def _stack(
         made: list[Tensor] = []
         for direction in range(directions):
             index = layer * directions + direction
-            frames = x.flip(0) if direction else x
-            out = run(frames, index, params[index * each : (index + 1) * each])
-            made.append(out.flip(0) if direction else out)
+            made.append(run(x, index, params[index * each : (index + 1) * each], bool(direction)))
         x = torch.cat(made, -1) if bidirectional else made[0]
     return x.transpose(0, 1) if batch_first else x
