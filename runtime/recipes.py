@@ -38,6 +38,11 @@ class Recipe:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The first name of every part that has one."""
+        return tuple(part.names[0] for part in self.parts if part.names)
+
+    @property
     def is_plain(self) -> bool:
         """Whether a file's bytes serve as they are, if their element type does."""
         return len(self.parts) == 1 and bool(self.parts[0].names) and _is_row_major(self.shape, self.strides)
@@ -51,7 +56,8 @@ class Recipe:
         is_stack = len(tails) == 1 and self.shape == (sum(extents), *next(iter(tails), ()))
         order = sorted(range(len(self.shape)), key=lambda d: (-self.strides[d], -self.shape[d]))
         laid_out = _is_row_major([self.shape[d] for d in order], [self.strides[d] for d in order])
-        return (is_single or is_stack) and min(self.shape, default=0) >= 0 and (laid_out or not self.nbytes)
+        is_possible = bool(self.names) and min(self.shape, default=0) >= 0
+        return is_possible and (is_single or is_stack) and (laid_out or not self.nbytes)
 
     def digest(self) -> str:
         """SHA-256 of the recipe itself, which stands for bytes that nobody has seen."""

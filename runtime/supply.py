@@ -159,10 +159,9 @@ class Constants(Mapping[str, memoryview]):
 
 def missing_weights(recipe: Recipe) -> ArtifactError:
     """The error of a program that is loaded without the weights that it was exported without."""
-    names = [part.names[0] for part in recipe.parts if part.names]
     return ArtifactError(
         "the artifact was exported without its weights",
-        why=f"it needs `{names[0]}`" if names else "",
+        why=f"it needs `{recipe.names[0]}`",
         hint="give them: `--weights FILE.safetensors`",
     )
 

@@ -182,7 +182,7 @@ def _reference(
 def _given(program: Program, recipes: Mapping[str, Recipe]) -> Placement:
     constants = {constant.digest for constant in program.constants}
     outside = {
-        digest: Blob(digest, recipe.nbytes, 0, GIVEN, key=recipe.parts[0].names[0], recipe=recipe)
+        digest: Blob(digest, recipe.nbytes, 0, GIVEN, key=recipe.names[0], recipe=recipe)
         for digest, recipe in recipes.items()
         if digest in constants
     }

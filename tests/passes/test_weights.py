@@ -43,7 +43,7 @@ class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = torch.nn.Embedding(20, 16)
-        self.query, self.key = torch.nn.Linear(16, 8), torch.nn.Linear(16, 8, bias=False)
+        self.key, self.query = torch.nn.Linear(16, 8, bias=False), torch.nn.Linear(16, 8)
         self.back = torch.nn.Linear(16, 20, bias=False)
         self.back.weight = self.words.weight
         self.conv, self.norm = torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.BatchNorm2d(16)
@@ -53,7 +53,7 @@ class Net(torch.nn.Module):
     def forward(self, words: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
         self.count.add_(1)
         x = self.words(words) * self.table
-        return self.query(x) * self.key(x) + self.count, self.back(x), self.norm(self.conv(image))
+        return self.key(x) * self.query(x) + self.count, self.back(x), self.norm(self.conv(image))
 
 
 def model() -> Net:
