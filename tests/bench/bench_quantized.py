@@ -75,16 +75,14 @@ def candidates(rows: int, shape: tuple[int, int], bits: int) -> Iterator[Cut]:
     """Blocks worth a measurement, the chosen ones first."""
     yield chosen(rows, shape, bits)
     if rows == 1:
-        for columns, words, warps in product((2, 4, 8, 16), (128, 256, 512), (2, 4)):
+        for columns, (words, warps) in product((2, 4, 8, 16), ((256, 2), (512, 4), (1024, 4))):
             yield RowBlocks(columns, words // words_per_chunk(bits), warps)
-            yield RowBlocks(columns, words // words_per_chunk(bits) * 2, warps)
     elif rows <= 16:
-        for columns, splits, warps, stages in product((32, 64, 128), (2, 4, 8), (2, 4), (2, 4)):
-            yield Blocks(16, columns, splits, warps, stages)
+        for columns, splits, stages in product((32, 64, 128), (2, 4, 8), (2, 4)):
+            yield Blocks(16, columns, splits, 4, stages)
     else:
-        for height, columns, warps, stages in product((64, 128), (64, 128, 256), (4, 8), (2, 3)):
-            if height * columns <= 1 << 14 or warps == 8:
-                yield Blocks(height, columns, 1, warps, stages)
+        for height, columns, warps, stages in product((64, 128), (64, 128), (4, 8), (2, 3)):
+            yield Blocks(height, columns, 1, warps, stages)
 
 
 def steps_of(job: Job) -> list[Allocate | OwnLaunch]:
