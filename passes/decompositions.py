@@ -11,6 +11,7 @@ import torch
 from . import more_decompositions as more
 from . import order, recurrent
 from .attention import fused, is_fusable
+from .quantized_embedding import on_ids
 from .quantized_linear import on_rows
 
 aten = torch.ops.aten
@@ -70,6 +71,7 @@ def replacements() -> dict[Any, Callable[..., Any]]:
     return {
         aten.scaled_dot_product_attention.default: attention,
         torch.ops.devplan.quantized_linear.default: on_rows,
+        torch.ops.devplan.quantized_embedding.default: on_ids,
         **host_replacements(),
         aten._grouped_mm.default: more.grouped_mm,
         **_of_other_libraries(more.grouped_on_cuda),

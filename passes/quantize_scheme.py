@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 _GROUPS = (32, 64, 128, 256)
 PATTERN = r"^int8-weight-only$|^int4-weight-only(:(32|64|128|256))?$"
 """What the text of a scheme matches, for editors."""
-_NOTE = re.compile(r"(int[48]-weight-only(?::\d+)?): (\d+) of (\d+) linear layers quantised(?:; left: (.*))?")
+_NOTE = re.compile(
+    r"(int[48]-weight-only(?::\d+)?): (\d+) of (\d+) linear layers quantised"
+    r"(?:; with embeddings in 8 bits: ([^;]*))?(?:; left: (.*))?"
+)
 _LEFT = re.compile(r"`([^`]*)` \(((?:[^()]|\([^()]*\))*)\)")
 
 
@@ -52,9 +55,13 @@ class Selection:
     done: int
     left: Mapping[str, str] = field(default_factory=dict[str, str])
     """Module -> reason."""
+    embeddings: tuple[str, ...] = ()
+    """Modules whose tables are rounded to 8 bits; so are the layers that are tied to them."""
 
     def __str__(self) -> str:
         told = f"{self.scheme}: {self.done} of {self.done + len(self.left)} linear layers quantised"
+        if self.embeddings:
+            told += "; with embeddings in 8 bits: " + ", ".join(f"`{name}`" for name in self.embeddings)
         reasons = ", ".join(f"`{name}` ({why})" for name, why in self.left.items())
         return f"{told}; left: {reasons}" if reasons else told
 
@@ -64,5 +71,6 @@ class Selection:
         match = _NOTE.fullmatch(note)
         if match is None:
             return None
-        left = dict(_LEFT.findall(match[4] or ""))
-        return cls(Scheme.parse(match[1]), int(match[2]), left)
+        left = dict(_LEFT.findall(match[5] or ""))
+        embeddings = tuple(re.findall(r"`([^`]*)`", match[4] or ""))
+        return cls(Scheme.parse(match[1]), int(match[2]), left, embeddings)

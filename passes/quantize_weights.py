@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -20,6 +20,8 @@ from .quantize_scheme import Scheme, Selection
 from .quantized_weight import QuantizedWeight, quantized
 
 _LINEAR = torch.ops.aten.linear.default
+_EMBEDDING = torch.ops.aten.embedding.default
+_CAST = torch.ops.aten._to_copy.default
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -45,6 +47,8 @@ class QuantizeWeights(Pass[ExportedMethod]):
     """Patterns of those that are not."""
     tied: bool = False
     """Quantise a weight that an embedding reads, too, which keeps it twice."""
+    embeddings: bool = False
+    """Keep tables of embeddings in 8 bits, and the layers that are tied to them, whatever the scheme."""
 
     def run(self, subject: ExportedMethod) -> PassResult[ExportedMethod]:
         """Quantise one method's layers, in place."""
@@ -52,20 +56,54 @@ class QuantizeWeights(Pass[ExportedMethod]):
             return PassResult(subject, False)
         scheme = Scheme.parse(self.quantize)
         done, left = list[str](), dict[str, str]()
+        tables = self._tables(subject)
         for node in _linears(subject):
             name = _name(subject, node)
-            if reason := self._why_not(subject, node, name):
+            if reason := self._why_not(subject, node, name, tables):
                 left[name] = reason
             else:
-                self._replace(subject, node, scheme)
+                self._replace(subject, node, Scheme(8, 0) if node.args[1] in tables else scheme)
                 done.append(name)
-        subject.notes = (*subject.notes, str(Selection(scheme, len(done), left)))
-        if done:
+        names = tuple(_stem(subject.contents[table.name]) for table in tables)
+        for table in tables:
+            self._replace_table(subject, table)
+        subject.notes = (*subject.notes, str(Selection(scheme, len(done), left, names)))
+        if done or tables:
             subject.drop_unused()
             subject.graph.recompile()
-        return PassResult(subject, bool(done))
+        return PassResult(subject, bool(done or tables))
 
-    def _why_not(self, method: ExportedMethod, node: torch.fx.Node, name: str) -> str:
+    def _tables(self, method: ExportedMethod) -> list[torch.fx.Node]:
+        """Constants that embeddings read, and nothing but embeddings and linear layers."""
+        if not self.embeddings:
+            return []
+        found: dict[torch.fx.Node, None] = {}
+        for node in method.graph.graph.nodes:
+            table = node.args[0] if node.op == "call_function" and node.target is _EMBEDDING else None
+            if isinstance(table, torch.fx.Node) and table.name in method.contents:
+                content = method.contents[table.name]
+                is_free = {user.target for user in table.users} <= {_EMBEDDING, _LINEAR}
+                is_on_host = any(self._is_on_host(method, user) for user in table.users)
+                if is_free and not is_on_host and not self._what_it_is(content):
+                    found[table] = None
+        return list(found)
+
+    def _what_it_is(self, content: str) -> str:
+        """Why a constant cannot be rounded, or nothing."""
+        tensor = self.contents.tensors[content]
+        if content in self.contents.state:
+            return "its weight changes"
+        if tensor.is_meta:
+            return "its weight has no values here"
+        return "" if tensor.dtype in _TYPES else f"its weight is {str(tensor.dtype).removeprefix('torch.')}"
+
+    def _is_on_host(self, method: ExportedMethod, node: torch.fx.Node) -> bool:
+        rules = [r for r in self.placement if speaks_of(r, module_path(node), str(node.target), method.name)]
+        return bool(rules) and rules[-1].device == "cpu"
+
+    def _why_not(
+        self, method: ExportedMethod, node: torch.fx.Node, name: str, tables: Sequence[torch.fx.Node]
+    ) -> str:
         """Why a layer stays as it is, or nothing."""
         weight = node.args[1]
         if node.graph is not method.graph.graph:
@@ -78,35 +116,52 @@ class QuantizeWeights(Pass[ExportedMethod]):
         if not isinstance(weight, torch.fx.Node) or weight.name not in method.contents:
             return "its weight is computed"
         content = method.contents[weight.name]
-        tensor = self.contents.tensors[content]
-        if content in self.contents.state:
-            return "its weight changes"
-        if tensor.is_meta:
-            return "its weight has no values here"
-        if tensor.dtype not in _TYPES or node.meta["val"].dtype != tensor.dtype:
-            return f"its weight is {str(tensor.dtype).removeprefix('torch.')}"
+        if reason := self._what_it_is(content):
+            return reason
         others = sorted({str(user.target) for user in weight.users if user.target is not _LINEAR})
-        if others and not self.tied:
+        if others and not self.tied and weight not in tables:
             return f"`{others[0]}` reads its weight, too"
-        rules = [r for r in self.placement if speaks_of(r, module_path(node), str(node.target), method.name)]
-        return "it is placed on the host" if rules and rules[-1].device == "cpu" else ""
+        return "it is placed on the host" if self._is_on_host(method, node) else ""
+
+    def _replace_table(self, method: ExportedMethod, table: torch.fx.Node) -> None:
+        """Let embeddings read the packed table; the result is cast, as float32 comes out."""
+        graph, content = method.graph.graph, method.contents[table.name]
+        weight = self._quantized(content, Scheme(8, 0))
+        columns = self.contents.tensors[content].shape[1]
+        words, scales = (
+            _constant(method, self.contents, f"{_stem(content)}.{what}", value)
+            for what, value in (("words", weight.words), ("scales", weight.scales))
+        )
+        target = torch.ops.devplan.quantized_embedding.default
+        for node in [user for user in table.users if user.target is _EMBEDDING]:
+            value = node.meta["val"]
+            with graph.inserting_before(node), value.fake_mode:
+                rows = graph.call_function(target, (node.args[1], words, scales, columns))
+                rows.meta = {**node.meta, "val": value.float()}
+                made = graph.call_function(_CAST, (rows,), {"dtype": value.dtype})
+            made.meta = dict(node.meta)
+            node.replace_all_uses_with(made)
+            method.rename_ends(node.name, made.name)
+            graph.erase_node(node)
 
     def _replace(self, method: ExportedMethod, node: torch.fx.Node, scheme: Scheme) -> None:
         weight: Any = node.args[1]
         content = method.contents[weight.name]
+        replace_linear(method, self.contents, node, content, self._quantized(content, scheme))
+
+    def _quantized(self, content: str, scheme: Scheme) -> QuantizedWeight:
         key = (content, scheme.bits, scheme.group)
         if key not in self.contents.quantized:
-            self.contents.quantized[key] = quantized(
-                self.contents.tensors[content].detach(), scheme.bits, scheme.group
-            )
-        replace_linear(method, self.contents, node, content, self.contents.quantized[key])
+            tensor = self.contents.tensors[content].detach()
+            self.contents.quantized[key] = quantized(tensor, scheme.bits, scheme.group)
+        return self.contents.quantized[key]
 
 
 def replace_linear(
     method: ExportedMethod, contents: Contents, node: torch.fx.Node, name: str, weight: QuantizedWeight
 ) -> None:
     """Let a linear layer read a quantised weight; ``name`` is what the constants are called after."""
-    stem = name.removesuffix(".weight")
+    stem = _stem(name)
     named = {"words": weight.words, "scales": weight.scales, "zeros": weight.zeros}
     made = {
         what: None if value is None else _constant(method, contents, f"{stem}.{what}", value)
@@ -144,7 +199,12 @@ def _name(method: ExportedMethod, node: torch.fx.Node) -> str:
     """The module's path; that of its parameter where a module has several."""
     weight, module = node.args[1], module_path(node)
     content = method.contents.get(weight.name, "") if isinstance(weight, torch.fx.Node) else ""
-    return content.removesuffix(".weight") if content.startswith(module) else module or node.name
+    return _stem(content) if content.startswith(module) else module or node.name
+
+
+def _stem(content: str) -> str:
+    """A weight's name without its last part."""
+    return content.removesuffix(".weight")
 
 
 def _speaks_of(pattern: str, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,11 @@ class RoundedWeights(TorchFunctionMode):
     ) -> Any:
         """Every call of torch; those of `torch.nn.functional.linear` get another weight."""
         kwargs = kwargs or {}
+        if func is F.embedding:
+            given = dict(zip(("input", "weight"), args, strict=False)) | kwargs
+            table = given["weight"]
+            is_rounded = self._selection is not None and self._is_named(table, self._selection.embeddings)
+            return F.embedding(given["input"], self._weight(table)) if is_rounded else func(*args, **kwargs)
         if func is F.linear:
             given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
             return F.linear(given["input"], self._weight(given["weight"]), given.get("bias"))
@@ -48,16 +53,20 @@ class RoundedWeights(TorchFunctionMode):
             self._rounded[key] = self._round(weight)
         return self._rounded[key]
 
+    def _is_named(self, weight: torch.Tensor, names: Iterable[str]) -> bool:
+        return not self._names.get(id(weight), set()).isdisjoint(names)
+
     def _round(self, weight: torch.Tensor) -> torch.Tensor:
         if is_torchao(weight):
             read = codes_of(weight, "weight")
             factor = getattr(weight, "act_pre_scale", None)
             plain = read.dequantized() if factor is None else read.dequantized() * factor.float()
             return plain.to(weight.dtype)
-        names = self._names.get(id(weight))
-        if self._selection is None or names is None or not names.isdisjoint(self._selection.left):
+        if self._selection is None or id(weight) not in self._names or not weight.is_floating_point():
             return weight
-        if not weight.is_floating_point():
+        if self._is_named(weight, self._selection.embeddings):
+            return quantized(weight.detach(), 8, 0).dequantized(weight.shape[1]).to(weight.dtype)
+        if self._is_named(weight, self._selection.left):
             return weight
         scheme, cast = self._selection.scheme, weight.detach().to(self._dtype or weight.dtype)
         return quantized(cast, scheme.bits, scheme.group).dequantized(weight.shape[1]).to(weight.dtype)

@@ -12,7 +12,7 @@ from .attention import TYPES
 from .quantized_weight import CHUNK, words_per_chunk
 from .tape import READY, KernelSpec, LaunchArgument, OwnLaunch, Window
 
-_TYPES = TYPES | {DType.INT32: "*u32"}
+_TYPES = TYPES | {DType.INT64: "*i64", DType.INT32: "*i32"}
 
 
 def weight_windows(operands: tuple[Any, ...]) -> dict[str, Window]:
@@ -59,7 +59,7 @@ def launch(
     runtime = {name: stride for name, stride in strides.items() if not isinstance(stride, int)}
     constants = constants | {name: stride for name, stride in strides.items() if isinstance(stride, int)}
     parameters = (
-        *((name, _TYPES[window.dtype]) for name, window in windows.items()),
+        *((name, "*u32" if name == "words" else _TYPES[window.dtype]) for name, window in windows.items()),
         *((name, "i32") for name in sizes),
         *((name, "i64") for name in runtime),
     )

@@ -99,6 +99,22 @@ def test_a_tied_head_is_left_unless_it_is_asked_for() -> None:
     assert (selection(asked).done, dict(selection(asked).left)) == (4, {})
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_embeddings_and_the_head_that_is_tied_to_them_read_one_table_of_bytes(count: int) -> None:
+    source = forward(count)
+    table = {"quantize-weights": {"embeddings": True}}
+    result = export(source, scheme="int4-weight-only:32", pass_options=table)
+    found = selection(result)
+    assert (found.done, dict(found.left), found.embeddings) == (4, {}, ("embedding",))
+    assert Selection.parse(str(found)) == found
+    names = {constant.name for constant in result.planned.program.constants}
+    assert {"embedding.words", "embedding.scales"} < names and "embedding.weight" not in names
+    notes = result.planned.program.method("forward").notes
+    with load(result) as program, torch.no_grad(), RoundedWeights(source.module, notes, None):
+        (ours,) = program.method("forward")(source.args[0].numpy()).values()
+        np.testing.assert_allclose(np.asarray(ours), source.module(*source.args), rtol=1e-4, atol=1e-4)
+
+
 def test_patterns_choose_modules() -> None:
     table = {"include": ("query", "key", "out*"), "exclude": ("k*",)}
     found = selection(export(forward(), pass_options={"quantize-weights": table}))
