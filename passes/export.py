@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..planner import PlanOptions, check, plan
+from ..runtime.errors import UsageError
 from ..runtime.program import Kernel, Method, PlannedProgram, Program, Role
 from ..runtime.recipes import Recipe
 from ..runtime.safetensors import StoredTensor, all_tensors, open_safetensors, weight_files
@@ -66,6 +67,10 @@ def export(
     clock = _Clock(progress)
     stored = _stored_weights(options)
     is_hollow = options.weights in ("reference", "none")
+    if is_hollow and options.quantize is not None:
+        what = f"cannot use `--quantize` with `--weights {options.weights}`"
+        why = "the model is built without its weights, so that there are none to round"
+        raise UsageError(what, why=why, hint="use `--weights embed` or `external`")
     rules = (*(rule for method in source.methods for rule in method.buckets), *options.buckets)
     check_declared(source.methods, rules)
     with clock.stage("export"):

@@ -191,6 +191,11 @@ def test_a_model_on_the_meta_device_is_not_embedded() -> None:
     assert len(result.recipes) == 2
 
 
+def test_weights_that_are_not_there_cannot_be_rounded() -> None:
+    with pytest.raises(UsageError, match="`--quantize` with `--weights none`"):
+        hollow(quantize="int8-weight-only")
+
+
 def test_casting_reaches_tensors_that_plain_attributes_hold_too() -> None:
     from devplan.passes.exported import cast_methods
 
