@@ -20,15 +20,19 @@ from .tape import Allocate, ExternCall, KernelSpec, LaunchArgument, OwnLaunch, W
 
 _MOST_ROWS = 16
 _FEWEST_KEYS = 256
+_FEWEST_STEPS = 4
+"""Of a program, where there are more programs than a GPU needs to be busy."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Keys of one step, programs that are wanted in all, warps and stages of a program."""
+    """Keys of one step, programs in all, warps and stages of a program."""
 
     keys: int = 32
     programs: int = 256
-    """About two for each of the 108 to 132 multiprocessors of a GPU."""
+    """So many at least where there are keys for them: two for each of a GPU's 108 to 132 multiprocessors."""
+    most_programs: int = 1024
+    """Up to so many where each still takes some steps: more of them have more loads under way."""
     warps: int = 4
     stages: int = 2
 
@@ -144,7 +148,8 @@ def splits_of(call: ExternCall, shape: Shape = Shape()) -> int | None:
     packed = heads // key_heads * rows
     programs = batch * key_heads * math.ceil(packed / _block_m(packed))
     blocks = math.ceil(columns / shape.keys) if isinstance(columns, int) else 64
-    splits = min(math.ceil(shape.programs / programs), blocks)
+    more = min(math.ceil(shape.most_programs / programs), blocks // _FEWEST_STEPS)
+    splits = min(max(math.ceil(shape.programs / programs), more), blocks)
     if isinstance(columns, int):
         splits = math.ceil(blocks / math.ceil(blocks / splits))  # none of them empty
     return splits if splits > 1 or heads > key_heads else None

@@ -28,7 +28,7 @@ BATCHES = (1, 4, 32)
 SHAPES = [
     Shape(),
     *(
-        Shape(keys, programs, warps, stages)
+        Shape(keys, programs, programs, warps, stages)
         for keys, programs, (warps, stages) in product(
             (32, 64, 128), (128, 256, 512, 1024), ((4, 2), (4, 3), (4, 4), (2, 3), (8, 3))
         )

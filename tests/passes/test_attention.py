@@ -199,15 +199,16 @@ def window(*sizes: int) -> Window:
     ("batch", "heads", "key_heads", "rows", "keys", "splits"),
     [
         (1, 32, 4, 1, 2048, 64),  # one block of keys for each: 256 programs
-        (1, 32, 32, 1, 2048, 8),
-        (32, 32, 4, 1, 2048, 2),
+        (1, 32, 32, 1, 2048, 16),
+        (32, 32, 4, 1, 2048, 8),  # up to four programs as many, with four blocks and more
+        (8, 32, 4, 1, 2048, 16),
         (1, 8, 8, 1, 100, None),  # short caches
         (1, 8, 8, 17, 2048, None),  # many rows
-        (64, 32, 8, 1, 2048, 1),  # enough programs, but heads share their keys
+        (64, 32, 8, 1, 2048, 2),
         (64, 32, 32, 1, 2048, None),
     ],
 )
-def test_about_two_programs_for_each_multiprocessor(
+def test_enough_programs_to_keep_each_multiprocessor_loading(
     batch: int, heads: int, key_heads: int, rows: int, keys: int, splits: int | None
 ) -> None:
     query, key = window(batch, heads, rows, 64), window(batch, key_heads, keys, 64)
