@@ -200,6 +200,29 @@ def check_launches() -> str:
     return f"scalars, masks, {kernel.codes[0].shared_nbytes} bytes of shared memory"
 
 
+def check_early_launches() -> str:
+    if "add_early" not in KERNELS:
+        return "skipped: this GPU launches one after the other"
+    count, turns = 1 << 20, 240
+    (one, _1), (zero, _2) = place(np.ones(count, np.float32)), place(np.zeros(count, np.float32))
+    (a, _3), (b, _4) = place(np.zeros(count, np.float32)), place(np.zeros(count, np.float32))
+    operands, grid = {"one": one, "zero": zero, "a": a, "b": b}, (count // 256, 1, 1)
+    steps = [gpu().bind(Copy(CopyKind.LOCAL, "zero", "a"), operands, {})]
+    for turn in range(turns):
+        of, to = ("a", "b") if turn % 2 == 0 else ("b", "a")
+        launch = Launch("add_early", (Ref(of), Ref("one"), Ref(to), count), grid, (of, "one"), (to,))
+        steps.append(gpu().bind(launch, operands, {}))
+        if turn % 7 == 0:  # other nodes of a graph between them
+            steps.append(gpu().bind(Copy(CopyKind.LOCAL, to, of), operands, {}))
+    replay = gpu().capture(steps)
+    for run in (lambda: [step() for step in steps], *[replay] * 20):
+        run()
+        gpu().synchronize()
+        np.testing.assert_array_equal(fetch(a), np.full(count, turns, np.float32))
+    replay.close()
+    return f"{turns} launches that each read what the one before wrote, 20 replays"
+
+
 def check_ptx() -> str:
     backend = CudaBackend(GPU, 0)
     kernel = KERNELS["add_scaled"]

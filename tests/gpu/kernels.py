@@ -30,6 +30,15 @@ def add_scaled(x, y, out, n, scale, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def add_early(x, y, out, n, BLOCK: tl.constexpr):
+    """out = x + y, launched while the launch before ends"""
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
+
+
+@triton.jit
 def shared_product(x, out, N: tl.constexpr):
     """out = x @ x of an N by N matrix: takes more than 48 KiB of shared memory"""
     at = tl.arange(0, N)
@@ -41,6 +50,10 @@ def shared_product(x, out, N: tl.constexpr):
 _SIGNATURES: dict[str, tuple[dict[str, str], dict[str, int]]] = {
     "add_scaled": (
         {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i64", "scale": "fp32", "BLOCK": "constexpr"},
+        {"BLOCK": 256},
+    ),
+    "add_early": (
+        {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"},
         {"BLOCK": 256},
     ),
     "shared_product": ({"x": "*fp16", "out": "*fp16", "N": "constexpr"}, {"N": 256}),
@@ -65,6 +78,7 @@ def build(architecture: str) -> dict[str, Kernel]:
         return {
             name: _compile(triton, GPUTarget, ASTSource, getattr(module, name), name, architecture)
             for name in _SIGNATURES
+            if name != "add_early" or int(architecture.removeprefix("sm_")) >= 90
         }
 
 
@@ -86,6 +100,7 @@ def _compile(triton: Any, target: Any, source: Any, function: Any, name: str, ar
             data if isinstance(data, bytes) else data.encode(),
             8,
             made.metadata.shared,
+            name == "add_early",
         )
         for form, data in (("cubin", made.asm["cubin"]), ("ptx", made.asm["ptx"]))
     )
