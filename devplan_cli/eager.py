@@ -94,7 +94,11 @@ def at_sizes(
         for port, leaf in zip(method.inputs, leaves, strict=True)
     ]
     by_identity = {id(leaf): new for leaf, new in zip(leaves, made, strict=True)}
-    args, kwargs = pytree.tree_map(lambda leaf: by_identity.get(id(leaf), leaf), (source.args, source.kwargs))
+
+    def swapped(leaf: Any) -> Any:
+        return by_identity.get(id(leaf), leaf)
+
+    args, kwargs = pytree.tree_map(swapped, (source.args, source.kwargs))
     return replace(source, args=args, kwargs=kwargs), made
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from ..runtime.errors import UsageError
 from ..runtime.program import Symbol
@@ -52,8 +53,8 @@ def check_declared(sources: Iterable[MethodSource], rules: Sequence[BucketRule])
         for (name, dimension), dim in said.dims.items():
             places.setdefault(dim.__name__, [dim.__name__]).append(f"{name}:{dimension}")
         for label, names in places.items():
-            dim = dims[label]
-            upper = int(dim.max) if isinstance(dim.max, int) else 1 << 40
+            dim: Any = dims[label]
+            upper = dim.max if isinstance(dim.max, int) else 1 << 40  # torch's own infinity
             found.append(Dimension(source.name, tuple(names), max(int(dim.min), 1), upper))
     for rule in rules:
         _meant(rule, found)

@@ -18,7 +18,7 @@ def parameters_of(module: torch.nn.Module) -> dict[str, inspect.Parameter] | Non
     A wrapper may take more than the function that it wraps, and a hook may change what it is given.
     """
     forward: Any = module.forward
-    if hasattr(forward, "__wrapped__") or module._forward_pre_hooks:
+    if hasattr(forward, "__wrapped__") or vars(module).get("_forward_pre_hooks"):
         return None
     try:
         return dict(inspect.signature(forward).parameters)
