@@ -86,13 +86,18 @@ def _arena_cells(arena: dict[str, Any]) -> tuple[str, ...]:
 
 
 def bucket_tables(described: dict[str, Any]) -> list[RenderableType]:
-    """The plans of declared sizes against their lower bounds, after an empty line; nothing without any."""
-    made = table("Buckets, within the arenas", "method", "sizes", *_ARENA_COLUMNS)
+    """Of each method with buckets, their plans against their lower bounds, after an empty line."""
+    items: list[RenderableType] = []
     for method in described["methods"]:
+        columns = ("sizes+", "device", "planned>", "bound>", "ratio>", "by+")
+        made = table(f"Buckets of {method['name']}, within its arenas", *columns)
         for bucket in method["buckets"]:
             for arena in bucket["arenas"]:
-                made.add_row(method["name"], sizes_words(bucket["sizes"]), *_arena_cells(arena))
-    return ["", made] if made.row_count else []
+                device, planned, bound, ratio, _, algorithm = _arena_cells(arena)
+                sizes = sizes_words(bucket["sizes"])
+                made.add_row(sizes, device, planned, bound, ratio, algorithm)
+        items += ["", made] if made.row_count else []
+    return items
 
 
 def kernel_counts(described: dict[str, Any]) -> str:
