@@ -15,7 +15,7 @@ def quantized_row(x, words, scales, zeros, bias, norm, added, output, one{consta
     is_inside = is_row[:, None] & (c < CHUNKS)[None, :]
     packed = tl.load(words, mask=is_inside[:, :, None], other=0)
     if HAS_BIAS:
-        shift_up = tl.load(bias + n, mask=is_row, other=0.0).to(tl.float32)
+        base = tl.load(bias + n, mask=is_row, other=0.0).to(tl.float32)
     if GROUP == 0:
         factor = tl.load(scales + n, mask=is_row, other=0.0).to(tl.float32)
 {ready}
@@ -62,7 +62,7 @@ def quantized_row(x, words, scales, zeros, bias, norm, added, output, one{consta
     if GROUP == 0:
         result *= factor
     if HAS_BIAS:
-        result += shift_up
+        result += base
     if IS_GATED:
         halves = tl.reshape(result, [2, BLOCK_N])
         half = tl.arange(0, 2)[:, None]

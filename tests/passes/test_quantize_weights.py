@@ -210,3 +210,16 @@ def test_a_decoder_prefills_and_decodes_with_packed_weights(scheme: str) -> None
             wanted = eager(token[None], position).float()
             error = (torch.from_numpy(np.asarray(ours)).float() - wanted).abs().max()
             assert error <= 6e-3 * wanted.abs().max()
+
+
+def test_a_dynamic_number_of_rows() -> None:
+    layer = torch.nn.Linear(200, 96)
+    shapes = {"input": {1: torch.export.Dim("n", max=64)}}
+    source = MethodSource("forward", layer, (torch.randn(2, 8, 200),), dynamic_shapes=shapes)
+    result = export(source, scheme="int4-weight-only:32")
+    notes = result.planned.program.method("forward").notes
+    with load(result) as program, torch.no_grad(), RoundedWeights(layer, notes, None):
+        for rows in (1, 33, 64):
+            x = torch.randn(2, rows, 200)
+            (ours,) = program.method("forward")(x.numpy()).values()
+            np.testing.assert_allclose(np.asarray(ours), layer(x), rtol=1e-4, atol=1e-5)
