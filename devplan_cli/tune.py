@@ -28,6 +28,7 @@ def tune(
         typer.Option("--shape", metavar="NAME=1x98", help="Shape of a random input; may be repeated."),
     ] = None,
     seed: flags.Seed = 0,
+    weights: flags.Weights = None,
     device: flags.DeviceName = None,
     allow_torch_ops: flags.AllowTorch = False,
     json: flags.Json = False,
@@ -37,5 +38,6 @@ def tune(
     """Measure each algorithm of each product and convolution on this GPU; `run --tuning` uses the result."""
     from .tune_job import Wanted, run_tuning
 
-    wanted = Wanted(artifact, output, method, inputs, tuple(shape or ()), seed, device, allow_torch_ops)
+    shapes, files = tuple(shape or ()), tuple(weights or ())
+    wanted = Wanted(artifact, output, method, inputs, shapes, seed, device, allow_torch_ops, files)
     return run_tuning(wanted, Output(json, quiet, verbose))

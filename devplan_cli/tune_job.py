@@ -31,6 +31,7 @@ class Wanted:
     seed: int
     device: str | None
     allow_torch_ops: bool
+    weights: tuple[Path, ...] = ()
 
 
 def run_tuning(wanted: Wanted, output: Output) -> int:
@@ -39,7 +40,11 @@ def run_tuning(wanted: Wanted, output: Output) -> int:
 
     path = wanted.output or Path(f"{wanted.artifact.stem}.tuning.json")
     with load_program(
-        wanted.artifact, wanted.device, output, allow_torch_ops=wanted.allow_torch_ops
+        wanted.artifact,
+        wanted.device,
+        output,
+        allow_torch_ops=wanted.allow_torch_ops,
+        weights=wanted.weights,
     ) as program:
         method = program.method(choose_method(wanted.method, list(program.methods)))
         inputs, _ = gather_inputs(method.description, (), wanted.inputs, wanted.shapes, wanted.seed)

@@ -23,7 +23,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,9 @@ def main() -> None:
     end = time.monotonic() + options.limit
     failed = 0
     with tempfile.NamedTemporaryFile() as lock, ThreadPoolExecutor(options.jobs) as pool:
-        for line, good in pool.map(lambda name: _in_process(name, options, lock.name, end), names):
+        jobs = [pool.submit(_in_process, name, options, lock.name, end) for name in names]
+        for job in as_completed(jobs):
+            line, good = job.result()
             failed += not good
             print(line, flush=True)
     print(f"{len(names) - failed} of {len(names)} good", flush=True)
@@ -66,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--limit", type=float, default=540.0, help="seconds, after which nothing more is begun"
     )
-    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     return parser
