@@ -89,6 +89,7 @@ def on_cuda() -> dict[Any, Callable[..., Any]]:
         aten.median.dim: order.median_dim,
         aten.median.default: order.median,
         aten.histc.default: more.histc,
+        aten._adaptive_avg_pool3d.default: more.adaptive_avg_pool3d,
         aten._cdist_forward.default: more.cdist,
         aten._trilinear.default: more.trilinear,
         **dict.fromkeys(_EMBEDDING_BAGS, more.embedding_bag),

@@ -15,11 +15,29 @@ from . import grouped_product as grouped_kernel
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """As ``aten.histc``; equal ``min`` and ``max`` stand for the range of the data."""
     flat = x.flatten()
-    low, high = (flat.amin(), flat.amax()) if min == max else (min, max)
+    low, high = _range(flat) if min == max else (min, max)
     position = ((flat - low) * bins / (high - low)).floor().to(torch.int64)
     position = torch.where(flat == high, bins - 1, position)
     found = position[None, :] == torch.arange(bins, device=x.device)[:, None]
     return (found & (flat >= low) & (flat <= high)).sum(1).to(x.dtype)
+
+
+def _range(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and largest element; one below and above where they are equal."""
+    low, high = flat.amin(), flat.amax()
+    is_one = low == high
+    return torch.where(is_one, low - 1, low), torch.where(is_one, high + 1, high)
+
+
+def adaptive_avg_pool3d(x: Tensor, output_size: Sequence[int]) -> Tensor:
+    """As ``aten._adaptive_avg_pool3d``: means of windows, one dimension after the other."""
+    for dim, extent in zip((-3, -2, -1), output_size, strict=True):
+        at = torch.arange(x.size(dim), device=x.device)[None, :]
+        cell = torch.arange(extent, device=x.device)[:, None]
+        begin, end = cell * x.size(dim) // extent, -((cell + 1) * -x.size(dim) // extent)
+        weight = ((at >= begin) & (at < end)).to(x.dtype) / (end - begin)
+        x = torch.matmul(x.movedim(dim, -1), weight.to(x.dtype).t()).movedim(-1, dim)
+    return x
 
 
 def cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Tensor:

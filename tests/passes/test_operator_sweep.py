@@ -1,0 +1,164 @@
+"""Operators that have a way of their own here, over many sizes and element types, against eager on the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from devplan.passes.source import MethodSource, ModelSource
+from devplan.tests.zoo.measure import measure
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+
+class Function(torch.nn.Module):
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def check(function: Callable[..., Any], *inputs: torch.Tensor) -> None:
+    source = ModelSource("sweep", (MethodSource("forward", Function(function), inputs),))
+    row = measure("sweep", "operators", lambda: source, "cuda", code=False, calls=1)
+    assert row.status == "right", row.error
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def permuted(length: int, dtype: torch.dtype) -> torch.Tensor:
+    """Two rows without equal elements."""
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(length))
+    return torch.stack([order, order.flip(0)]).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "descending"),
+    [(torch.float32, False), (torch.float16, True), (torch.int16, True), (torch.bool, False)],
+    ids=str,
+)
+def test_sort(dtype: torch.dtype, descending: bool) -> None:
+    def sort(*rows: torch.Tensor) -> list[torch.Tensor]:
+        made = [torch.sort(x, dim=-1, stable=True, descending=descending) for x in rows]
+        return [tensor for pair in made for tensor in pair]
+
+    check(sort, *[(rand(2, length) * 10).to(dtype) for length in (1, 513, 1500)])
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, True), (torch.int64, False)], ids=str)
+def test_topk(dtype: torch.dtype, largest: bool) -> None:
+    lengths = (17, 513, 1300)
+
+    def topk(*rows: torch.Tensor) -> list[torch.Tensor]:
+        made = [x.topk(k, -1, largest=largest) for x in rows for k in (1, min(7, x.size(-1)), x.size(-1))]
+        return [tensor for pair in made for tensor in pair]
+
+    check(topk, *[permuted(length, dtype) for length in lengths])
+
+
+@pytest.mark.parametrize(
+    ("count", "bins", "low", "high"),
+    [(10, 100, 0, 0), (1000, 7, -1, 1), (1, 3, 0, 0)],
+)
+def test_histc(count: int, bins: int, low: float, high: float) -> None:
+    def count_twice(x: torch.Tensor, same: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.histc(x, bins, low, high), torch.histc(same, bins)
+
+    check(count_twice, rand(count), torch.ones(9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "ends"),
+    [(40, [0, 0, 16, 33]), (5, [1, 2, 3, 5]), (300, [0, 250, 250, 300])],
+)
+def test_grouped_products(dtype: torch.dtype, rows: int, ends: list[int]) -> None:
+    pytest.importorskip("transformers.integrations.moe")  # registers the operator
+    operator = torch.ops.transformers.grouped_mm_fallback
+
+    def product(x: torch.Tensor, weight: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = operator(x.to(dtype), weight.to(dtype).transpose(1, 2), given)
+        return made.float()[: ends[-1]]  # eager leaves the rows behind the last end as they were
+
+    check(product, rand(rows, 64) / 8, rand(4, 48, 64), torch.tensor(ends, dtype=torch.int32))
+
+
+IMAGE = rand(2, 3, 9, 13)
+MODES: list[dict[str, Any]] = [
+    {"mode": "nearest", "size": (4, 20)},
+    {"mode": "nearest-exact", "size": (4, 20)},
+    {"mode": "area", "size": (4, 6)},
+    {"mode": "bilinear", "size": (5, 20)},
+    {"mode": "bilinear", "scale_factor": (1.7, 0.6)},
+    {"mode": "bilinear", "scale_factor": 1.7, "recompute_scale_factor": True},
+    {"mode": "bilinear", "size": (1, 1), "align_corners": True},
+    {"mode": "bicubic", "size": (18, 26), "align_corners": True},
+    {"mode": "bilinear", "size": (20, 5), "antialias": True},
+    {"mode": "bicubic", "size": (20, 5), "antialias": True},
+]
+
+
+def test_interpolate() -> None:
+    check(lambda x: [F.interpolate(x, **mode) for mode in MODES], IMAGE)
+
+
+def test_interpolate_lines_and_volumes() -> None:
+    def resize(line: torch.Tensor, volume: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            F.interpolate(line, 7, mode="linear"),
+            F.interpolate(line, scale_factor=2.5, mode="linear", align_corners=True),
+            F.interpolate(line, 5, mode="area"),
+            F.interpolate(volume, (5, 2, 7), mode="trilinear"),
+            F.interpolate(volume, (6, 8, 10), mode="nearest"),
+            F.interpolate(volume, (2, 2, 3), mode="area"),
+        ]
+
+    check(resize, rand(1, 2, 11), rand(1, 2, 3, 4, 5))
+
+
+def test_grid_sample() -> None:
+    def sample(x: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            F.grid_sample(x, grid.tanh() * 1.3, mode=mode, padding_mode=padding, align_corners=corners)
+            for mode, padding, corners in (
+                ("bilinear", "zeros", False),
+                ("bilinear", "reflection", True),
+                ("nearest", "border", False),
+            )
+        ]
+
+    check(sample, IMAGE, rand(2, 4, 5, 2))
+
+
+@pytest.mark.parametrize("length", [1, 31, 64])
+def test_fourier(length: int) -> None:
+    def transform(x: torch.Tensor) -> list[torch.Tensor]:
+        half = torch.fft.rfft(x)
+        whole = [torch.fft.fft(x), half, torch.fft.ifft(x).resolve_conj()]
+        return [*map(torch.view_as_real, whole), torch.fft.irfft(half, n=length), half.abs()]
+
+    check(transform, rand(2, length))
+
+
+@pytest.mark.parametrize(
+    ("size", "hop", "center", "normalized"),
+    [(16, 4, True, False), (64, 16, False, True), (30, 7, True, True)],
+)
+def test_short_time_fourier(size: int, hop: int, center: bool, normalized: bool) -> None:
+    def transform(x: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
+        made = torch.stft(
+            x, size, hop, window=window, center=center, normalized=normalized, return_complex=True
+        )
+        return torch.view_as_real(made)
+
+    check(transform, rand(2, 1000), torch.hann_window(size))
