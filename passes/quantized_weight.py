@@ -60,12 +60,12 @@ def words_per_chunk(bits: int) -> int:
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Codes [N, K] from 0 to 2**bits - 1 as words; columns up to a whole chunk stand for zeros."""
     rows, columns = codes.shape
-    padded = torch.nn.functional.pad(codes.to(torch.int32), (0, -columns % CHUNK), value=bias_of(bits))
+    padded = torch.nn.functional.pad(codes.to(torch.uint8), (0, -columns % CHUNK), value=bias_of(bits))
     chunks = padded.reshape(rows, -1, 32 // bits, words_per_chunk(bits))
-    words = torch.zeros_like(chunks[:, :, 0])
-    for position in range(32 // bits):
-        words |= chunks[:, :, position] << (bits * position)
-    return words.reshape(rows, -1)
+    if bits == 4:
+        chunks = chunks[:, :, ::2] | chunks[:, :, 1::2] << 4
+    in_words = chunks.transpose(2, 3).contiguous()  # a word's bytes are neighbours, the lowest first
+    return in_words.view(torch.int32).reshape(rows, -1)
 
 
 def unpack(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
