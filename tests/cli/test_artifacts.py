@@ -31,7 +31,7 @@ def test_inspect_draws_the_plan(tiny: Made, tmp_path: Path) -> None:
     )
     assert result.code == 0, result.err
     explained = devplan("inspect", tiny.path, "--explain").out
-    assert "Alive at the peak of forward on cuda:0" in explained and "workspace" in explained
+    assert "Alive at the peak of forward on cuda:0" in explained and "row_product in 0" in explained
     assert "forward on cuda:0" in result.out and "instruction" in result.out
     assert all(len(line) <= 80 for line in result.out.splitlines())
     svg = (tmp_path / "plan.svg").read_text()

@@ -1,4 +1,4 @@
-"""Two layers: one generated kernel, two matrix products."""
+"""Two layers of few rows: two kernels."""
 
 import torch
 
