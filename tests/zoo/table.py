@@ -126,9 +126,16 @@ def _beside(group: str, models: dict[str, Rows]) -> list[str]:
             space = _mean([ours["arena"] / theirs["arena"] for ours, theirs in pairs if theirs["arena"]])
             lines.append(
                 f"{group} on {device} over ExecuTorch's portable path, geometric means of {len(pairs)}: "
-                f"export seconds {seconds:.2f}, planned bytes {space:.2f}"
+                f"export seconds {seconds:.2f}, planned bytes {space:.2f}{_tensors(pairs)}"
             )
     return lines
+
+
+def _tensors(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    """The ratio of bytes without the workspaces of libraries, where all rows know it."""
+    known = [(a["arena_tensors"], b["arena"]) for a, b in pairs if a.get("arena_tensors") and b["arena"]]
+    ratio = _mean([ours / theirs for ours, theirs in known])
+    return f", without workspaces {ratio:.2f} (of {len(known)})" if known else ""
 
 
 def _mean(ratios: Sequence[float]) -> float:
