@@ -299,9 +299,33 @@ class _Lowering(GraphLowering):
         """Lower one node of the graph."""
         made = super().run_node(n)
         own = [user for user in n.users if str(user.target).startswith("devplan.")]
-        if len(own) > 1 and isinstance(made, ir.TensorBox):
+        if isinstance(made, ir.TensorBox) and (len(own) > 1 or _is_for_all_layers(n, made)):
             made.realize()
         return made
+
+
+_MANY_USERS = 8
+"""More than one layer has of a table of angles."""
+_SMALL_NUMEL = 1 << 20
+
+
+def _is_for_all_layers(node: torch.fx.Node, made: ir.TensorBox) -> bool:
+    """Whether a small table, looked up or computed with effort, is read all over the graph.
+
+    So are a rotary embedding's angles. Fused into every layer, each would wait for the position before it can
+    read the table, or compute sines and cosines anew.
+    """
+    if len(node.users) <= _MANY_USERS:
+        return False
+    data: Any = made
+    while isinstance(data, ir.MutableBox | ir.BaseView):
+        data = data.data
+    if not isinstance(data, ir.Pointwise):
+        return False
+    numel = sympy.prod(data.ranges)
+    if not numel.is_Integer or int(numel) > _SMALL_NUMEL:
+        return False
+    return bool({"indirect_indexing", "sin", "cos"} & set(data.inner_fn_opcount().used_ops))
 
 
 def lower_graph(traced: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeTensorMode) -> Tape:

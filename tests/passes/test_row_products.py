@@ -318,6 +318,29 @@ def test_hints_are_for_code_that_waits() -> None:
     assert [code.waits for code in kernel.codes] == [False, True, False]
 
 
+def test_a_table_that_all_layers_read_is_looked_up_once() -> None:
+    class Turned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16, bias=False).half() for _ in range(10))
+            self.register_buffer("table", torch.arange(64 * 16).reshape(64, 16).cos().half())
+
+        def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+            factor = self.table[position]
+            for layer in self.layers:
+                x = layer(x * factor)
+            return x
+
+    module, inputs = Turned().eval(), (torch.ones(1, 16).half(), torch.tensor([7]))
+    result = export(ModelSource("layers", (MethodSource("forward", module, inputs),)))
+    method = result.planned.program.method("forward")
+    readers = [i for i in method.instructions if any(method.value(n).shape == (64, 16) for n in i.reads)]
+    assert len(readers) == 1
+    with load(result) as program:
+        (ours,) = program.method("forward")(*(x.numpy() for x in inputs)).values()
+    np.testing.assert_allclose(ours, module(*inputs).detach().numpy(), rtol=1e-2, atol=1e-3)
+
+
 # --- a decoder ------------------------------------------------------------------------------------------
 
 
