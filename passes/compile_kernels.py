@@ -132,16 +132,27 @@ def compile_kernel(spec: KernelSpec, architecture: str, form: str) -> KernelCode
         attrs={(names.index(n),): [["tt.divisibility", 16]] for n in spec.divisible_by_16},
     )
     target = GPUTarget("cuda", target_of(architecture).capability, 32)
-    options = {"num_warps": spec.num_warps, "num_stages": spec.num_stages}
     # Line tables would put this machine's paths into the code, and the bytes must depend on the input alone.
     triton.knobs.compilation.disable_line_info = True
-    try:
-        compiled = triton.compile(source, target=target, options=options)
-    except Exception as error:
+    limit = target_of(architecture).shared_per_block
+    for stages in range(spec.num_stages, 0, -1):  # fewer, where a GPU has not the shared memory for them
+        options = {"num_warps": spec.num_warps, "num_stages": stages}
+        try:
+            compiled = triton.compile(source, target=target, options=options)
+        except Exception as error:
+            raise PassError(
+                f"kernel `{spec.name}` does not compile for {architecture}",
+                why=str(error).splitlines()[-1][:200],
+            ) from error
+        metadata = compiled.metadata
+        if metadata.shared <= limit:
+            break
+    else:
         raise PassError(
-            f"kernel `{spec.name}` does not compile for {architecture}", why=str(error).splitlines()[-1][:200]
-        ) from error
-    metadata = compiled.metadata
+            f"kernel `{spec.name}` does not fit {architecture}",
+            why=f"it needs {metadata.shared} bytes of shared memory, a block has {limit} there",
+            hint="leave that architecture out of `--arch`",
+        )
     if getattr(metadata, "global_scratch_size", 0):
         raise UnsupportedOperatorError(f"kernel `{spec.name}` needs scratch memory of its own")
     data: bytes | str = compiled.asm[form]

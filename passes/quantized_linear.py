@@ -80,7 +80,7 @@ def blocks_of(rows: Size, columns: int, row_words: int, dtype: DType, bits: int)
     known = rows if isinstance(rows, int) else 64
     if known > 32:
         fills = isinstance(rows, int) and math.ceil(rows / 128) * math.ceil(columns / 128) >= _PROGRAMS // 3
-        return Blocks(128, 128, num_warps=8, num_stages=2) if fills else Blocks(64, 64, num_stages=2)
+        return Blocks(128, 128, num_warps=8) if fills else Blocks(64, 64)
     block = 16 if known <= 16 else 32
     chunks = row_words // words_per_chunk(bits)
     splits = max(1, min(_PROGRAMS // math.ceil(columns / 64), chunks // 2))

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from devplan.passes import compile_kernels as compiling
-from devplan.passes.compile_kernels import canonical, compile_kernels, that_waits
+from devplan.passes.compile_kernels import canonical, compile_kernel, compile_kernels, that_waits
 from devplan.passes.tape import READY, KernelSpec
+from devplan.passes.targets import TARGETS
 from devplan.runtime.errors import PassError
 
 pytestmark = pytest.mark.torch
@@ -102,3 +103,45 @@ def test_a_kernel_that_does_not_compile_is_named(cache: Path) -> None:
     broken = replace(DOUBLE, source=DOUBLE.source.replace("* 2", "* missing"))
     with pytest.raises(PassError, match=r"double_.* does not compile for sm_80"):
         compile_kernels([canonical(broken)], ("sm_80",), jobs=1)
+
+
+STAGED = """\
+@triton.jit
+def staged(a, b, c, steps, SIZE: tl.constexpr, DEPTH: tl.constexpr):
+    m = tl.arange(0, SIZE)
+    k = tl.arange(0, DEPTH)
+    total = tl.zeros([SIZE, SIZE], tl.float32)
+    for step in range(0, steps):
+        x = tl.load(a + m[:, None] * 4096 + step * DEPTH + k[None, :])
+        y = tl.load(b + (step * DEPTH + k)[:, None] * 4096 + m[None, :])
+        total += tl.dot(x, y)
+    tl.store(c + m[:, None] * SIZE + m[None, :], total)
+"""
+
+
+def staged(depth: int) -> KernelSpec:
+    """A product that keeps three blocks of 128 by ``depth`` of each operand ahead."""
+    return KernelSpec(
+        name="staged",
+        source=STAGED,
+        parameters=(("a", "*fp16"), ("b", "*fp16"), ("c", "*fp32"), ("steps", "i32")),
+        constants=(("SIZE", 128), ("DEPTH", depth)),
+        divisible_by_16=("a", "b", "c"),
+        num_warps=8,
+        num_stages=4,
+        grid=("1", "1", "1"),
+        call_names=("a", "b", "c", "steps"),
+    )
+
+
+@pytest.mark.slow
+def test_a_kernel_takes_fewer_stages_where_shared_memory_is_scarce() -> None:
+    large, small = (compile_kernel(staged(64), name, "cubin").shared_nbytes for name in ("sm_90", "sm_86"))
+    assert small <= TARGETS["sm_86"].shared_per_block < large <= TARGETS["sm_90"].shared_per_block
+
+
+@pytest.mark.slow
+def test_a_kernel_that_does_not_fit_is_refused_by_name() -> None:
+    with pytest.raises(PassError, match="kernel `staged` does not fit sm_86") as caught:
+        compile_kernel(staged(512), "sm_86", "cubin")
+    assert "shared memory" in caught.value.why
