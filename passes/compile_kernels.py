@@ -24,7 +24,7 @@ from typing import Any
 from ..runtime.errors import PassError, UnsupportedOperatorError
 from ..runtime.program import Kernel, KernelCode, KernelParameter
 from .tape import READY, KernelSpec
-from .targets import lowest, target_of
+from .targets import TARGETS, lowest, target_of
 
 _HEADER = """\
 import triton
@@ -37,7 +37,7 @@ from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
 _FIRST_THAT_WAITS = 90
 """The compute capability that has `griddepcontrol`."""
 
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 """Raised when the same kernel would be compiled to other code."""
 
 
@@ -134,7 +134,7 @@ def compile_kernel(spec: KernelSpec, architecture: str, form: str) -> KernelCode
     target = GPUTarget("cuda", target_of(architecture).capability, 32)
     # Line tables would put this machine's paths into the code, and the bytes must depend on the input alone.
     triton.knobs.compilation.disable_line_info = True
-    limit = target_of(architecture).shared_per_block
+    limit = shared_limit(architecture, form)
     for stages in range(spec.num_stages, 0, -1):  # fewer, where a GPU has not the shared memory for them
         options = {"num_warps": spec.num_warps, "num_stages": stages}
         try:
@@ -158,6 +158,14 @@ def compile_kernel(spec: KernelSpec, architecture: str, form: str) -> KernelCode
     data: bytes | str = compiled.asm[form]
     data = data.encode() if isinstance(data, str) else data
     return KernelCode(architecture, form, metadata.name, data, metadata.num_warps, metadata.shared, waits)
+
+
+def shared_limit(architecture: str, form: str) -> int:
+    """Bytes of shared memory that a block may have; PTX has to suit every later architecture."""
+    here = target_of(architecture)
+    if form == "cubin":
+        return here.shared_per_block
+    return min(t.shared_per_block for t in TARGETS.values() if t.capability >= here.capability)
 
 
 def that_waits(spec: KernelSpec) -> KernelSpec:

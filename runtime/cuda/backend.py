@@ -62,7 +62,8 @@ class CudaBackend(GpuContext):
 
     def load(self, kernels: Sequence[Kernel]) -> None:
         """Choose each kernel's code for this GPU; it is handed to the driver when a launch first needs it."""
-        chosen = {kernel.name: (kernel, choose_code(kernel, self.info.capability)) for kernel in kernels}
+        here, shared = self.info.capability, self.info.shared_nbytes
+        chosen = {kernel.name: (kernel, choose_code(kernel, here, shared)) for kernel in kernels}
         self._kernels.update(chosen)
 
     def _function(self, name: str) -> Any:

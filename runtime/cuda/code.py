@@ -14,21 +14,31 @@ _STATIC_SHARED_NBYTES = 48 << 10
 """Shared memory that a launch may ask for without the function attribute."""
 
 
-def choose_code(kernel: Kernel, capability: tuple[int, int]) -> KernelCode:
+def choose_code(kernel: Kernel, capability: tuple[int, int], shared_nbytes: int) -> KernelCode:
     """The best code of a kernel for a GPU of this compute capability.
 
     In this order: a cubin for exactly this architecture; a cubin of the same major version and the highest
     minor version below (binary compatibility, CUDA C++ Programming Guide); PTX of the highest architecture
-    not above the GPU's, which the driver compiles. Suffix ``a`` is for one architecture only.
+    not above the GPU's, which the driver compiles. Suffix ``a`` is for one architecture only. Code that asks
+    for more shared memory than a block of this GPU may have is left out: an A100 has more than other GPUs of
+    its major version.
 
     Raises:
         DeviceError: nothing fits; the message names what the kernel has and what the GPU needs.
     """
-    fitting = [(rank, code) for code in kernel.codes if (rank := _rank(code, capability)) is not None]
+    runs = [(rank, code) for code in kernel.codes if (rank := _rank(code, capability)) is not None]
+    fitting = [(rank, code) for rank, code in runs if code.shared_nbytes <= shared_nbytes]
     if fitting:
         return max(fitting, key=lambda pair: pair[0])[1]
     here = f"sm_{capability[0]}{capability[1]}"
     has = ", ".join(f"{code.architecture} ({code.form})" for code in kernel.codes) or "none"
+    if runs:
+        least = min(code.shared_nbytes for _, code in runs)
+        raise DeviceError(
+            f"kernel `{kernel.name}` does not fit this GPU",
+            why=f"it needs {least} bytes of shared memory, a block of {here} has {shared_nbytes}",
+            hint=f"export again with `--arch {here}`",
+        )
     raise DeviceError(
         f"kernel `{kernel.name}` has no code for this GPU",
         why=f"the artifact has {has}; the GPU runs sm_{capability[0]}0 to {here} and PTX up to {here}",

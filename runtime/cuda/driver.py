@@ -100,6 +100,8 @@ class DeviceInfo:
     capability: tuple[int, int]
     memory_nbytes: int
     multiprocessors: int
+    shared_nbytes: int
+    """Shared memory that one block may ask for."""
 
     @property
     def architecture(self) -> str:
@@ -122,6 +124,7 @@ def device_info(cu: Any, ordinal: int) -> DeviceInfo:
         (attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
         int(check(cu.cuDeviceTotalMem(device), f"describe GPU {ordinal}")),
         attribute("MULTIPROCESSOR_COUNT"),
+        attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
     )
 
 

@@ -141,6 +141,12 @@ def test_a_kernel_takes_fewer_stages_where_shared_memory_is_scarce() -> None:
 
 
 @pytest.mark.slow
+def test_ptx_suits_every_later_architecture() -> None:
+    cubin, ptx = (compile_kernel(staged(128), "sm_80", form).shared_nbytes for form in ("cubin", "ptx"))
+    assert ptx <= TARGETS["sm_120"].shared_per_block < cubin
+
+
+@pytest.mark.slow
 def test_a_kernel_that_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(PassError, match="kernel `staged` does not fit sm_86") as caught:
         compile_kernel(staged(512), "sm_86", "cubin")

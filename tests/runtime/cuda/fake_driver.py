@@ -101,7 +101,7 @@ class FakeDriver:
         return b"Fake GPU" + b"\0" * 8
 
     def _cuDeviceGetAttribute(self, attribute: str, device: int) -> int:
-        answers = {"MAJOR": self.capability[0], "MINOR": self.capability[1]}
+        answers = {"MAJOR": self.capability[0], "MINOR": self.capability[1], "OPTIN": 227 << 10}
         return next((value for key, value in answers.items() if attribute.endswith(key)), 132)
 
     def _cuDeviceTotalMem(self, device: int) -> int:

@@ -8,13 +8,16 @@ from devplan.runtime.cuda.code import choose_code
 from devplan.runtime.errors import DeviceError
 from devplan.runtime.program import Kernel, KernelCode
 
+SHARED = 99 << 10
+"""Bytes of shared memory that a block may have on most GPUs."""
+
 
 def kernel(*forms: str) -> Kernel:
-    """A kernel with codes written as ``sm_90`` (a cubin) or ``sm_80 ptx``."""
+    """A kernel with codes written as ``sm_90`` (a cubin), ``sm_80 ptx``, or ``sm_80 cubin 163``: KiB it needs."""
     codes = []
     for text in forms:
-        architecture, _, form = text.partition(" ")
-        codes.append(KernelCode(architecture, form or "cubin", "k", b"", 4, 0))
+        architecture, form, shared = (*text.split(), *("", "cubin", "0")[len(text.split()) :])
+        codes.append(KernelCode(architecture, form, "k", b"", 4, int(shared) << 10))
     return Kernel("k", (), tuple(codes))
 
 
@@ -38,7 +41,7 @@ def kernel(*forms: str) -> Kernel:
 def test_the_best_runnable_form_is_chosen(
     forms: list[str], capability: tuple[int, int], expected: str
 ) -> None:
-    code = choose_code(kernel(*forms), capability)
+    code = choose_code(kernel(*forms), capability, SHARED)
     assert f"{code.architecture} ptx" == expected or (code.architecture, code.form) == (expected, "cubin")
 
 
@@ -58,8 +61,17 @@ def test_nothing_runnable_is_a_device_error_with_both_lists(
     forms: list[str], capability: tuple[int, int]
 ) -> None:
     with pytest.raises(DeviceError) as error:
-        choose_code(kernel(*forms), capability)
+        choose_code(kernel(*forms), capability, SHARED)
     line = error.value.line()
     assert error.value.code == 6
     assert f"sm_{capability[0]}{capability[1]}" in line
     assert all(form.split()[0] in line for form in forms)
+
+
+def test_code_for_more_shared_memory_than_there_is_gives_way() -> None:
+    """An A100's blocks have 163 KiB, those of other GPUs of version 8 have 99."""
+    made = kernel("sm_80 cubin 120", "sm_80 ptx 90")
+    assert choose_code(made, (8, 0), 163 << 10).form == "cubin"
+    assert choose_code(made, (8, 9), SHARED).form == "ptx"
+    with pytest.raises(DeviceError, match="needs 122880 bytes of shared memory, a block of sm_89 has 101376"):
+        choose_code(kernel("sm_80 cubin 120"), (8, 9), SHARED)
