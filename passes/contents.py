@@ -195,7 +195,7 @@ def declare(
         nbytes = tensor.numel() * tensor.element_size()
         shape, dtype = tuple(tensor.shape), to_dtype(tensor.dtype)
         if storage.role is Role.STATE:
-            initial = contents.digest(storage.content) if bool((tensor != 0).any()) else ""
+            initial = contents.digest(storage.content) if bool(tensor.any()) else ""
             names[storage.content, str(device)] = storage.content
             state.setdefault(
                 storage.content, StateVariable(storage.content, dtype, shape, device, nbytes, initial)

@@ -15,7 +15,7 @@ from ..runtime.program import Argument, Symbol
 from .call_names import output_names
 from .control_flow import name_apart
 from .dimensions import declared, parameter_names
-from .hollow import weight_names
+from .hollow import untouched_zeros, weight_names
 from .inductor.interfaces import pytree, storage_key
 from .scans import scans_to_loops
 from .sizes import bound_of
@@ -114,14 +114,21 @@ def cast_methods(methods: Sequence[MethodSource], dtype: str | None) -> list[Met
     def cast_method(method: MethodSource) -> MethodSource:
         if method.exported is not None:
             return method
-        module = copy.deepcopy(method.module, copied)
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.is_floating_point():  # the very tensor: a cache object may hold it too
-                tensor.data = tensor.data.to(wanted)
+        for tensor in (*method.module.parameters(), *method.module.buffers()):
+            if tensor.is_floating_point() and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                copied.setdefault(id(tensor), _cast(tensor, wanted))  # wherever it is held: by a cache, too
+        module = copy.deepcopy(method.module, copied).to(wanted)
         args, kwargs = pytree.tree_map(cast, (method.args, method.kwargs))
         return replace(method, module=module, args=args, kwargs=kwargs)
 
     return [cast_method(method) for method in methods]
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy; one of zeros, such as a cache that nothing is in, is never touched and takes no memory."""
+    is_zero = not tensor.is_meta and tensor.is_contiguous() and not bool(tensor.any())
+    made = untouched_zeros(tensor.shape, dtype) if is_zero else tensor.detach().to(dtype, copy=True)
+    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
 def analyse(method: MethodSource, exported: torch.export.ExportedProgram) -> ExportedMethod:

@@ -6,17 +6,22 @@ keep their values: no file of weights has them.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..runtime.errors import UsageError
 from .inductor.interfaces import fake_mode, storage_key
 from .source import MethodSource
+
+_LARGE = 1 << 20
 
 
 @contextmanager
@@ -39,8 +44,27 @@ def without_weights() -> Generator[None]:
             param = known[1]
         register(module, name, param)
 
-    with mock.patch.object(torch.nn.Module, "register_parameter", hollow):
+    with mock.patch.object(torch.nn.Module, "register_parameter", hollow), _UntouchedZeros():
         yield
+
+
+class _UntouchedZeros(TorchFunctionMode):
+    """`torch.zeros` for the host that writes nothing: large caches are only there once they are used."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        place = given.get("device") or torch.get_default_device()
+        if func is torch.zeros and not given.keys() & {"out", "layout"} and torch.device(place).type == "cpu":
+            like = func(*args, **{**given, "device": "meta"})
+            if like.nbytes >= _LARGE:
+                return untouched_zeros(like.shape, like.dtype).requires_grad_(like.requires_grad)
+        return func(*args, **given)
+
+
+def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros whose memory the system has yet to give: `torch.zeros` would write them."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(nbytes, np.uint8)).view(dtype).view(tuple(shape))
 
 
 def is_hollow(tensor: torch.Tensor) -> bool:

@@ -269,3 +269,26 @@ def hollow_file(path: Path) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
     assert open_safetensors(path).nbytes > 2 << 30
+
+
+def test_caches_that_nothing_is_in_take_no_memory() -> None:
+    with without_weights():
+        cache = torch.zeros(1 << 28)
+        small = torch.zeros((2, 3), dtype=torch.int64)
+        scalar = torch.zeros([])
+    assert small.shape == (2, 3) and small.dtype == torch.int64 and scalar.shape == ()
+    assert resident(cache) < 1 << 20
+    assert cache.shape == (1 << 28,) and cache.dtype == torch.float32 and not cache[:: 1 << 24].any()
+    assert resident(torch.zeros(1 << 25)) == 1 << 27  # what PyTorch's own take
+
+
+def resident(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's memory that are there, by the kernel's count."""
+    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    page, total = os.sysconf("SC_PAGE_SIZE"), 0
+    with Path("/proc/self/pagemap").open("rb", buffering=0) as pages:
+        for at in range(begin // page, end // page, 1 << 16):
+            pages.seek(at * 8)
+            count = min(1 << 16, end // page - at)
+            total += int((np.frombuffer(pages.read(8 * count), np.uint64) >> np.uint64(63)).sum())
+    return total * page
