@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from ..runtime.errors import UnsupportedOperatorError
 from .inductor.interfaces import depends_on_data, pytree
@@ -96,7 +95,7 @@ class _Padding:
 
     def _apply(self, node: torch.fx.Node, method: ExportedMethod) -> None:
         rule = rule_of(node)
-        if not any(isinstance(value, Tensor) for n in node.all_input_nodes for value in tensors(n)):
+        if not any(tensors(n) for n in node.all_input_nodes):
             raise refusal(node)
         flat: list[torch.fx.Node] = []
 
@@ -115,12 +114,8 @@ class _Padding:
             args, kwargs = _released(arguments, values)
             made = rule(*args, **kwargs)
             shape.append(pytree.tree_map_only(Ragged, lambda r: r.axis, made))
-            leaves = made if isinstance(made, list | tuple) else [made]
-            return tuple(
-                t
-                for leaf in leaves
-                for t in ((leaf.data, leaf.count) if isinstance(leaf, Ragged) else (leaf,))
-            )
+            leaves: list[Any] = pytree.tree_leaves(made)
+            return tuple(part for leaf in leaves for part in _parts(leaf))
 
         made = inline(run, flat, node)
         self._keep(node, shape[-1], made, method)
@@ -131,7 +126,8 @@ class _Padding:
         if isinstance(shape, int):
             self._stands_for(node, Ragged(made[0], made[1], shape))
         elif isinstance(shape, list | tuple):
-            pairs = zip(shape, made[::2], made[1::2], strict=True)
+            axes: list[int] = list(shape)  # pyright: ignore
+            pairs = zip(axes, made[::2], made[1::2], strict=True)
             self._stands_for(node, [Ragged(data, count, axis) for axis, data, count in pairs])
         else:
             node.replace_all_uses_with(made[0])

@@ -35,8 +35,10 @@ class Ragged:
 
 
 def tensors(node: torch.fx.Node) -> list[Tensor]:
-    value = node.meta.get("val")
-    return [v for v in (value if isinstance(value, list | tuple) else (value,)) if isinstance(v, Tensor)]
+    """The tensors that a node makes."""
+    value: Any = node.meta.get("val")
+    values: list[Any] = list(value) if isinstance(value, list | tuple) else [value]  # pyright: ignore
+    return [v for v in values if isinstance(v, Tensor)]
 
 
 def ragged_axes(value: Tensor) -> list[int]:
@@ -87,11 +89,11 @@ class _Call:
 
     def run(self) -> Any:
         """The operator on the padded data."""
-        args, kwargs = pytree.tree_map(
-            lambda x: x.data if isinstance(x, Ragged) else x,
-            (list(self.args), self.kwargs),
-            is_leaf=lambda x: isinstance(x, Ragged),
-        )
+
+        def data(value: Any) -> Any:
+            return value.data if isinstance(value, Ragged) else value
+
+        args, kwargs = pytree.tree_map(data, (list(self.args), self.kwargs))
         return self.target(*args, **kwargs)
 
     def refuse(self) -> UnsupportedOperatorError:
@@ -166,8 +168,8 @@ def _names_axis(call: _Call, each: Ragged) -> bool:
     if "norm" in call.name:
         return -each.axis <= len(call.args[1])
     given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", -1 if call.name == "glu" else 0)
-    rank = each.data.dim()
-    return (int(given) % rank) - rank == each.axis
+    rank: int = each.data.dim()
+    return int(given) % rank - rank == each.axis
 
 
 def _nonzero(call: _Call) -> Any:
@@ -226,7 +228,8 @@ def _masked_select(call: _Call) -> Any:
     x, mask = call.args
     if isinstance(x, Ragged) or isinstance(mask, Ragged):
         raise call.refuse()
-    x, mask = torch.broadcast_tensors(x, mask)
+    broadcast: Any = torch.broadcast_tensors
+    x, mask = broadcast(x, mask)
     places, count = _found(mask.flatten())
     return Ragged(x.flatten()[places[:, 0]], count, -1)
 
@@ -241,11 +244,12 @@ def _index_put(call: _Call) -> Tensor:
     flat = x.reshape(-1, *inner)
     place: Any = 0
     for extent, column in zip(extents, columns, strict=True):
-        place = place * extent + (column.data if isinstance(column, Ragged) else column)
+        at = column.data if isinstance(column, Ragged) else column
+        place = place * extent + torch.where(at < 0, at + extent, at)
     place = Ragged(place, count, -1).filled(flat.size(0))
     wider = torch.cat([flat, flat.new_zeros((1, *inner))])
     given = values.data if isinstance(values, Ragged) else values
-    made = aten.index_put.default(wider, [place], given, bool(rest and rest[0]))
+    made: Tensor = aten.index_put.default(wider, [place], given, bool(rest and rest[0]))
     return made[:-1].reshape(x.shape)
 
 
@@ -267,6 +271,9 @@ def _reduction(fill: Callable[[Tensor], float | bool]) -> Callable[[_Call], Any]
             raise call.refuse()
         if ragged_axes(value):
             return _as_it_is(call)
+        is_flat = call.name.startswith("arg") and (not rest or rest[0] is None)
+        if is_flat and x.axis != -x.data.dim():
+            raise call.refuse()  # positions would count the rows behind the count
         return call.target(x.filled(fill(x.data)), *rest, **call.kwargs)
 
     return reduce

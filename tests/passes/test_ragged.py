@@ -63,6 +63,13 @@ def counted(layer: Any, x: Any) -> Any:
     return (x[found[:, 0], found[:, 1]] * 2).sum() / found.shape[0], torch.masked_select(x, x > 0).sum()
 
 
+def from_the_end(layer: Any, x: Any) -> Any:
+    (row,) = torch.where(x[:, 0] > 0)
+    (column,) = torch.where(x[0] > 9)
+    made = x.index_put((row - 6, torch.full_like(row, -1)), x[row, 1])
+    return made, x.index_put((column, column), x[column, column])
+
+
 def extremes(layer: Any, x: Any) -> Any:
     chosen = x[x[:, 0] > 0]
     return chosen.mean(0), chosen.amax(0), chosen.amin(), chosen.max(), chosen[:, 0].argmax(), chosen.mean()
@@ -74,7 +81,7 @@ EMPTY = -X.abs() - 1
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("function", [reductions, rows, experts, in_place, counted, extremes])
+@pytest.mark.parametrize("function", [reductions, rows, experts, in_place, counted, from_the_end, extremes])
 def test_masks_equal_eager(function: Callable[..., Any], device: str) -> None:
     module = Function(function).eval()
     result = export_module(module, (X,), device=device)
@@ -93,6 +100,7 @@ def test_masks_equal_eager(function: Callable[..., Any], device: str) -> None:
         (lambda layer, x: x[x > 0], "aten.index.Tensor"),
         (lambda layer, x: x[x > 0].sort()[0].sum(), "aten.sort.default"),
         (lambda layer, x: x[x[:, 0] > 0][1:].sum(), "aten.slice.Tensor"),
+        (lambda layer, x: x[:, x[0] > 0].argmax(), "aten.argmax.default"),
         (lambda layer, x: torch.unique(x).sum(), "aten._unique2.default"),
     ],
 )
