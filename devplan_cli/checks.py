@@ -145,11 +145,11 @@ def _cudnn_frontend() -> Finding:
 
 
 def _cache() -> Finding:
-    base = Path(os.environ.get("DEVPLAN_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    base = Path(os.environ.get("DEVPLAN_CACHE_DIR") or Path.home() / ".cache" / "devplan")
     existing = next(folder for folder in (base, *base.parents) if folder.is_dir())
     free, writable = shutil.disk_usage(existing).free, os.access(existing, os.W_OK)
     found = f"{base}, {size(free)} free" + ("" if writable else ", not writable")
-    mend = "free some space, or point DEVPLAN_CACHE at another folder"
+    mend = "free some space, or point DEVPLAN_CACHE_DIR at another folder"
     return Finding("kernel cache", writable and free >= _LEAST_FREE, found, ("export",), mend)
 
 

@@ -62,12 +62,12 @@ def _wanted(options: argparse.Namespace, results: _Results) -> list[tuple[str, s
     only = set(filter(None, options.only.split(",")))
     good = ("right", "exported", "unbuilt")
     rows = [row for row in results.rows() if not options.failed or row["status"] in good]
-    done = {(row["name"], row["device"]) for row in rows}
+    done = {(row["group"], row["name"], row["device"]) for row in rows}
     found: list[tuple[str, str, str]] = []
     for group in options.group.split(","):
         for name in catalog.names(group):
             for device in options.devices.split(","):
-                if name in only or (not only and (name, device) not in done):
+                if name in only or (not only and (group, name, device) not in done):
                     found.append((name, group, device))
     return found
 
@@ -79,12 +79,13 @@ class _Results:
         self._path = path
 
     def rows(self) -> list[dict[str, Any]]:
-        found: dict[tuple[str, str], dict[str, Any]] = {}
+        found: dict[tuple[str, str, str], dict[str, Any]] = {}
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         for line in lines:
             row = json.loads(line)
-            found.pop((row["name"], row["device"]), None)
-            found[row["name"], row["device"]] = row
+            key = (row["group"], row["name"], row["device"])
+            found.pop(key, None)
+            found[key] = row
         return list(found.values())
 
     def add(self, row: dict[str, Any]) -> None:
