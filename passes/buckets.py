@@ -53,9 +53,9 @@ def check_declared(sources: Iterable[MethodSource], rules: Sequence[BucketRule])
         for (name, dimension), dim in said.dims.items():
             places.setdefault(dim.__name__, [dim.__name__]).append(f"{name}:{dimension}")
         for label, names in places.items():
-            dim: Any = dims[label]
-            upper = dim.max if isinstance(dim.max, int) else 1 << 40  # torch's own infinity
-            found.append(Dimension(source.name, tuple(names), max(int(dim.min), 1), upper))
+            named: Any = dims[label]
+            upper = named.max if isinstance(named.max, int) else 1 << 40  # torch's own infinity
+            found.append(Dimension(source.name, tuple(names), max(int(named.min), 1), upper))
     for rule in rules:
         _meant(rule, found)
 
