@@ -93,7 +93,7 @@ def _sums(group: str, models: dict[str, Rows]) -> list[str]:
         exported = sum(_exports(row) for row in counted)
         right = sum(row["status"] == "right" for row in counted)
         states = ", ".join(f"{n} {s}" for s, n in Counter(row["status"] for row in rows).most_common())
-        unchecked = sum("check" in row.get("note", "") for row in counted if row["device"] == "executorch")
+        unchecked = sum("check" in row.get("note", "") for row in counted if _exports(row))
         states += f" ({unchecked} without its check of operators)" if unchecked else ""
         share = "" if device == "executorch" else f", {right} right ({100 * right / len(counted):.0f} %)"
         lines.append(f"{group} on {device}: {exported} of {len(counted)} export{share}; {states}")
