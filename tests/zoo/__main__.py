@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -100,14 +101,18 @@ def _in_process(name: str, group: str, device: str, options: argparse.Namespace)
     process.start()
     theirs.close()
     row = Row(name, group, device).document()
+    deadline = time.monotonic() + options.limit
     try:
-        if ours.poll(options.limit):
+        while not row.get("is_final"):  # a row comes after the export, and one at the end
+            if not ours.poll(max(deadline - time.monotonic(), 0.0)):
+                so_far = "; it was exported" if row["kernels"] else ""
+                row |= {"status": "timeout", "error": f"more than {options.limit:g} s{so_far}"}
+                break
             row = ours.recv()
-        else:
-            row |= {"status": "timeout", "error": f"more than {options.limit:g} s"}
     except EOFError:
         process.join()
         row |= {"status": "traceback", "error": f"the process ended with {process.exitcode}"}
+    row.pop("is_final", None)
     if process.is_alive():
         os.killpg(process.pid or 0, signal.SIGKILL)
     process.join()
@@ -123,8 +128,16 @@ def _work(pipe: Connection, name: str, group: str, device: str, options: argpars
     if device == executorch_peer.DEVICE:
         row = executorch_peer.measure(name, group, build)
     else:
-        row = measure(name, group, build, device, run=not options.no_run, code=not options.no_code)
-    pipe.send(row.document())
+        row = measure(
+            name,
+            group,
+            build,
+            device,
+            run=not options.no_run,
+            code=not options.no_code,
+            exported=lambda row: pipe.send(row.document()),
+        )
+    pipe.send(row.document() | {"is_final": True})
     pipe.close()
 
 

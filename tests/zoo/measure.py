@@ -85,9 +85,20 @@ Build = Callable[[], ModelSource]
 
 
 def measure(
-    name: str, group: str, build: Build, device: str, *, run: bool = True, code: bool = True, calls: int = 2
+    name: str,
+    group: str,
+    build: Build,
+    device: str,
+    *,
+    run: bool = True,
+    code: bool = True,
+    calls: int = 2,
+    exported: Callable[[Row], None] = lambda row: None,
 ) -> Row:
-    """Build, export, and compare with eager; on the emulator where the device is ``cuda``."""
+    """Build, export, and compare with eager; on the emulator where the device is ``cuda``.
+
+    ``exported`` is told as soon as the export is done.
+    """
     warnings.simplefilter("ignore")
     row = Row(name, group, device)
     try:
@@ -100,6 +111,7 @@ def measure(
         return row
     try:
         result = _export(row, source, device, code)
+        exported(row)
         if run:
             begin = time.perf_counter()
             _compare(row, result, source, expected, calls)
