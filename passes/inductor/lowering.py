@@ -322,7 +322,7 @@ def _is_for_all_layers(node: torch.fx.Node, made: ir.TensorBox) -> bool:
         data = data.data
     if not isinstance(data, ir.Pointwise):
         return False
-    numel = sympy.prod(data.ranges)
+    numel = sympy.sympify(sympy.prod(data.ranges))
     if not numel.is_Integer or int(numel) > _SMALL_NUMEL:
         return False
     return bool({"indirect_indexing", "sin", "cos"} & set(data.inner_fn_opcount().used_ops))

@@ -118,3 +118,19 @@ def test_what_inductor_leaves_to_eager_is_an_extern_call_by_name() -> None:
 )
 def test_what_has_a_cuda_lowering(operator: Any, has: bool) -> None:
     assert inductor.has_cuda_lowering(operator) is has
+
+
+class OneNumberForAll(torch.nn.Module):
+    """A number that many steps read: a tensor without dimensions."""
+
+    def forward(self, x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+        turn = angle.cos()
+        for _ in range(12):
+            x = torch.softmax(x * turn, -1) + x
+        return x
+
+
+def test_what_all_layers_read_may_be_a_single_number() -> None:
+    tape = lowered(OneNumberForAll(), torch.randn(2, 4), torch.tensor(0.5))
+    cosines = [kernel for kernel in tape.kernels.values() if "cos(" in kernel.source]
+    assert len(cosines) == 1
