@@ -521,8 +521,8 @@ class _Reader:
         self._steps.append(ExternCall(_operator_name(node), tuple(operands), keywords, outs, origin))
 
     def _read_str(self, line: str, origin: SourceLocation) -> None:
-        if re.match(r"\s*(#|assert_|del )", line):
-            return
+        if re.match(r"\s*(#|assert_|del |workspace_\d+\.zero_\(\))", line):
+            return  # a workspace that must be zero is allocated as such
         raise UnsupportedOperatorError(
             f"`{origin.operator}` lowers to host code", why=f"Inductor emitted `{line[:80]}` {origin}"
         )

@@ -111,6 +111,7 @@ CASES: dict[str, Case] = {
     "logsumexp": (lambda x: (x.logsumexp(1), x.softmax(1), x.log_softmax(0), F.softmin(x, 1)), (X,)),
     "cumulative": (lambda x: (x.cumsum(1), x.cumprod(0), x.logcumsumexp(1), x.cummax(1)[0]), (X,)),
     "long_cumsum": (lambda x: x.cumsum(1), (rand(2, 3000),)),
+    "flat_cumsum": (lambda x: x.flatten().cumsum(0), (ints(150, 128),)),
     "histc": (lambda x: torch.histc(x, 5, -2, 2), (X,)),
     # order
     "topk": (lambda x: x.topk(5, 1), (ROWS,)),
