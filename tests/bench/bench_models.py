@@ -127,13 +127,13 @@ def wait_for_peers(cases: list[Case], end: float) -> None:
         case.documents[peer] = {"peer": peer, "error": "was not ready in time"}
 
 
-def measure(case: Case, repeat: int) -> None:
-    """Run devplan, then each peer."""
+def measure(case: Case, repeat: int, limit: float) -> None:
+    """Run devplan, for so many seconds at most, then each peer."""
     if case.failure:
         case.documents["devplan"] = {"error": case.failure}
     else:
         command = [sys.executable, "-c", DEVPLAN, str(case.artifact), str(case.inputs), str(repeat)]
-        ours = run(command, "devplan")
+        ours = run(command, "devplan", limit)
         case.documents = {"devplan": ours, **case.documents}
     for peer, process in case.peers.items():
         if peer in case.documents:
@@ -193,6 +193,7 @@ def main() -> int:
     parser.add_argument(
         "--hold", type=Path, help="measure only once this file is there: others may use the GPU"
     )
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds that one measurement may take")
     parser.add_argument("--jobs", type=int, default=6, help="exports at a time")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/devplan-bench"))
     parser.add_argument("--json", type=Path)
@@ -219,7 +220,7 @@ def main() -> int:
     )
     ratios: dict[int, list[tuple[float, float]]] = {}
     for case in cases:
-        measure(case, repeats(case, asked.repeat))
+        measure(case, repeats(case, asked.repeat), asked.limit)
         ratios.setdefault(case.batch, []).append(summary(case))
     for batch, pairs in ratios.items():
         known = [p for p in pairs if not math.isnan(p[0])]

@@ -60,9 +60,12 @@ np.savez(sys.argv[3], **arrays)
 """
 
 
-def run(command: list[str], what: str) -> dict[str, Any]:
-    """The last line that a process prints, as JSON, or why there is none."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(command: list[str], what: str, limit: float = 600.0) -> dict[str, Any]:
+    """The last line that a process prints within ``limit`` seconds, as JSON, or why there is none."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"peer": what, "error": f"more than {limit:g} s"}
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         errors = done.stderr.strip().splitlines()
