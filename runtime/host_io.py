@@ -19,8 +19,8 @@ from .inputs import Store, host_array
 from .program import CPU, Copy, CopyKind, Instruction, Jump, Method, Port, Storage
 from .shared import Shared
 
-SMALL = 32 << 10
-"""Bytes up to which copying on the host costs less than moving an end."""
+SMALL = 256 << 10
+"""Bytes up to which copying on the host, tens of microseconds at most, is not worth moving an end for."""
 
 
 @dataclass

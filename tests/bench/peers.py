@@ -28,6 +28,7 @@ def load_model(path: Path, dtype: str, batch: int) -> tuple[Any, list[Any]]:
     spec = importlib.util.spec_from_file_location("peer_model", path)
     assert spec is not None and spec.loader is not None
     file = importlib.util.module_from_spec(spec)
+    sys.modules["peer_model"] = file
     spec.loader.exec_module(file)
     model = file.model
     if not isinstance(model, torch.nn.Module):

@@ -16,7 +16,7 @@ from devplan.runtime.host_io import HostEnd
 from devplan.runtime.profile import write_trace
 from devplan.runtime.program import CPU, CopyKind
 
-SIZE = 16 << 10
+SIZE = 128 << 10
 KERNEL = """
 @triton.jit
 def double(x_ptr, y_ptr, xnumel, XBLOCK: tl.constexpr):

@@ -5,10 +5,12 @@ A file whose inputs are not all batched says so with a `batched_inputs` of its o
 
 import importlib.util
 import os
+import sys
 
 BATCH = int(os.environ.get("DEVPLAN_BENCH_BATCH", "1"))
 _spec = importlib.util.spec_from_file_location("batched_model", os.environ["DEVPLAN_BENCH_MODEL"])
 _file = importlib.util.module_from_spec(_spec)
+sys.modules["batched_model"] = _file  # whoever compiles a model looks its modules up by name
 _spec.loader.exec_module(_file)
 
 

@@ -5,12 +5,14 @@ All are at one position; each has a key-value cache of its own. `batched_inputs`
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 BATCH = int(os.environ.get("DEVPLAN_BENCH_BATCH", "1"))
 _path = Path(__file__).parents[3] / "configs/models/llama_decode.py"
 _spec = importlib.util.spec_from_file_location("llama_decode_model", _path)
 _file = importlib.util.module_from_spec(_spec)
+sys.modules["llama_decode_model"] = _file
 _spec.loader.exec_module(_file)
 
 
