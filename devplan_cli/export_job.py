@@ -64,8 +64,17 @@ def run_job(job: Job, output: Output, started: float) -> int:
 def peak_rss() -> int:
     """The most memory that this process and its children held, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return unit * max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+    return max(_own_peak(unit), unit * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+
+
+def _own_peak(unit: int) -> int:
+    """By Linux's high-water mark where there is one: `ru_maxrss` counts what a parent held when it forked."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        status = ""
+    marks = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return 1024 * int(marks[0]) if marks else unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _is_weightless(job: Job) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +23,8 @@ from devplan.runtime.errors import UsageError
 from devplan.runtime.expr import Expr
 from devplan.runtime.host import HostTensor
 from devplan.runtime.program import CPU, Method, Port, Storage, Symbol, Value
+
+from .conftest import environment
 
 FLOATS = arrays(np.float32, (3, 4), elements=st.floats(-100, 100, width=32))
 
@@ -172,3 +176,14 @@ def test_keywords_go_by_their_names() -> None:
     source = SimpleNamespace(args=(), kwargs={"scale": scale, "x": x})
     assert flat_inputs(source, ["x", "scale"]) == [x, scale]  # type: ignore[arg-type]
     assert flat_inputs(source, ["a", "b"]) == [scale, x]  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the high-water mark is Linux's")
+def test_peak_memory_is_not_what_the_parent_held() -> None:
+    """A process that a large one started inherits its `ru_maxrss`."""
+    held = bytearray(300 << 20)
+    held[::4096] = b"x" * len(held[::4096])
+    code = "from devplan.devplan_cli.export_job import peak_rss; print(peak_rss())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+    assert 0 < int(done.stdout) < len(held)

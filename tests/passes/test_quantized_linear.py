@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from devplan.passes import quantized_row
 from devplan.passes.builder import substitute
-from devplan.passes.compile_kernels import canonical, compile_kernels
+from devplan.passes.compile_kernels import canonical, compile_kernels, shared_limit
 from devplan.passes.quantized_linear import OPERATOR, Blocks, blocks_of, tile_steps, to_steps
 from devplan.passes.quantized_weight import QuantizedWeight, pack, quantized, unpack
 from devplan.passes.sizes import to_dtype
@@ -272,7 +272,7 @@ def test_the_kernels_compile_for_ampere_and_hopper(scheme: tuple[int, int]) -> N
     kernels = compile_kernels(specs, ("sm_80", "sm_90"), jobs=1)
     for kernel in kernels:
         assert {c.architecture for c in kernel.codes if c.form == "cubin"} == {"sm_80", "sm_90"}
-        assert all(c.shared_nbytes <= 99 << 10 for c in kernel.codes)  # what every GPU from sm_80 on has
+        assert all(c.shared_nbytes <= shared_limit(c.architecture, c.form) for c in kernel.codes)
 
 
 def test_strides_and_rows_that_are_known_late_are_parameters() -> None:
