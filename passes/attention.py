@@ -9,7 +9,7 @@ memory), so that the projection behind it needs no transposition.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ import torch
 from ..runtime.dtypes import DType
 from ..runtime.errors import UnsupportedOperatorError
 from ..runtime.expr import Size
+from .own_launch import own_launch
 from .own_operators import own_operator
-from .tape import ExternCall, KernelSpec, LaunchArgument, Window
+from .tape import ExternCall, OwnLaunch, Window
 
 OPERATOR = "devplan.attention.default"
 
@@ -165,12 +166,8 @@ class Blocks:
     num_stages: int
 
 
-TYPES = {DType.FLOAT16: "*fp16", DType.BFLOAT16: "*bf16", DType.BOOL: "*i1", DType.FLOAT32: "*fp32"}
-"""Pointers in Triton's words."""
-
-
-def to_kernel(call: ExternCall) -> tuple[KernelSpec, tuple[LaunchArgument, ...]]:
-    """The kernel for one call of the operator and the launch's arguments: windows, then sizes."""
+def to_launch(call: ExternCall) -> OwnLaunch:
+    """The kernel's launch for one call of the operator."""
     query, key, value, mask, scale, is_causal = call.operands
     output = call.outs[0]
     batch, heads, rows, head = query.sizes
@@ -190,12 +187,14 @@ def to_kernel(call: ExternCall) -> tuple[KernelSpec, tuple[LaunchArgument, ...]]
         "ADDITIVE": mask is not None and mask.dtype is not DType.BOOL,
     }
     strides = strides_by_name({"query": query, "key": key, "value": value, "output": output}, mask)
-    runtime = {name: size for name, size in strides.items() if not isinstance(size, int)}
-    constants |= {name: size for name, size in strides.items() if isinstance(size, int)}
-    windows = (query, key, value, query if mask is None else mask, output)
-    arguments: tuple[LaunchArgument, ...] = (*windows, rows, key.sizes[2], *runtime.values())
-    spec = _spec(windows, list(runtime), constants, blocks, batch, heads, (rows, key.sizes[2]))
-    return spec, arguments
+    mask = query if mask is None else mask
+    windows = {"query": query, "key": key, "value": value, "mask": mask, "output": output}
+    pairs = batch * heads if isinstance(batch, int) else f"({batch}) * {heads}"
+    return own_launch(
+        _SOURCE, windows, strides, constants, ("-(rows // -BLOCK_M)", str(pairs), "1"), (output,),
+        counts={"rows": rows, "columns": key.sizes[2]},
+        num_warps=blocks.num_warps, num_stages=blocks.num_stages,
+    )  # fmt: skip
 
 
 def strides_by_name(windows: Mapping[str, Window], mask: Window | None = None) -> dict[str, Size]:
@@ -236,37 +235,3 @@ def _fitting(block_m: int, rows: Size, pairs: int | None, programs: int) -> int:
     while block_m > 16 and pairs * -(-rows // block_m) < programs:
         block_m //= 2
     return block_m
-
-
-def _spec(
-    windows: Sequence[Window],
-    runtime: Sequence[str],
-    constants: dict[str, Any],
-    blocks: Blocks,
-    batch: Size,
-    heads: int,
-    sizes: tuple[Size, Size],
-) -> KernelSpec:
-    pointers = ("query", "key", "value", "mask", "output")
-    source = _SOURCE.format(
-        runtime="".join(f", {name}" for name in runtime),
-        constants="".join(f", {name}: tl.constexpr" for name in constants),
-    )
-    aligned = [n for n, w in zip(pointers, windows, strict=True) if w.is_aligned]
-    aligned += [
-        n for n, s in zip(("rows", "columns"), sizes, strict=True) if isinstance(s, int) and s % 16 == 0
-    ]
-    types = [(name, TYPES[w.dtype]) for name, w in zip(pointers, windows, strict=True)]
-    parameters = (*types, ("rows", "i32"), ("columns", "i32"), *((name, "i64") for name in runtime))
-    pairs = batch * heads if isinstance(batch, int) else f"({batch}) * {heads}"
-    return KernelSpec(
-        name="attention",
-        source=source,
-        parameters=parameters,
-        constants=tuple(constants.items()),
-        divisible_by_16=tuple(aligned),
-        num_warps=blocks.num_warps,
-        num_stages=blocks.num_stages,
-        grid=("-(rows // -BLOCK_M)", str(pairs), "1"),
-        call_names=tuple(name for name, _ in parameters),
-    )

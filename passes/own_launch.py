@@ -7,9 +7,10 @@ from typing import Any
 
 from ..runtime.dtypes import DType
 from ..runtime.expr import Size
-from .tape import KernelSpec, OwnLaunch, Window
+from .tape import READY, KernelSpec, OwnLaunch, Window
 
-_TYPES = {
+TYPES = {
+    DType.BOOL: "*i1",
     DType.FLOAT16: "*fp16",
     DType.BFLOAT16: "*bf16",
     DType.FLOAT32: "*fp32",
@@ -28,32 +29,45 @@ def own_launch(
     grid: tuple[str, str, str],
     writes: Sequence[Window],
     *,
+    counts: Mapping[str, Size] | None = None,
+    types: Mapping[str, str] | None = None,
+    read_early: tuple[str, ...] = (),
     num_warps: int = 4,
     num_stages: int = 2,
 ) -> OwnLaunch:
     """One launch of ``source``, a text with the fields ``{runtime}`` and ``{constants}`` in its signature.
 
-    Its parameters are ``windows`` in their order, then those of ``sizes`` that are no numbers (64-bit
-    integers), then the others and ``constants`` at compile time. ``grid`` are expressions over them.
+    Its parameters are ``windows`` in their order, then ``counts`` (32-bit integers, always passed), then
+    those of ``sizes`` that are no numbers (64-bit integers); the other sizes and ``constants`` are known at
+    compile time. ``grid`` are expressions over them. ``types`` names pointers that are not their window's
+    type. Where the text has the line `tape.READY` (its field ``{ready}``), only the windows of ``read_early``
+    are read before it.
     """
+    counts, types = counts or {}, types or {}
     runtime = {name: size for name, size in sizes.items() if not isinstance(size, int)}
     known = {**constants, **{name: size for name, size in sizes.items() if isinstance(size, int)}}
     parameters = (
-        *((name, _TYPES[window.dtype]) for name, window in windows.items()),
+        *((name, types.get(name) or TYPES[window.dtype]) for name, window in windows.items()),
+        *((name, "i32") for name in counts),
         *((name, "i64") for name in runtime),
+    )
+    aligned = [name for name, window in windows.items() if window.is_aligned]
+    aligned += [name for name, count in counts.items() if isinstance(count, int) and count % 16 == 0]
+    text = source.format(
+        ready=READY,
+        runtime="".join(f", {name}" for name in runtime),
+        constants="".join(f", {name}: tl.constexpr" for name in known),
     )
     spec = KernelSpec(
         name=source.split("(", 1)[0].split()[-1],
-        source=source.format(
-            runtime="".join(f", {name}" for name in runtime),
-            constants="".join(f", {name}: tl.constexpr" for name in known),
-        ),
+        source=text,
         parameters=parameters,
         constants=tuple(known.items()),
-        divisible_by_16=tuple(name for name, window in windows.items() if window.is_aligned),
+        divisible_by_16=tuple(aligned),
         num_warps=num_warps,
         num_stages=num_stages,
         grid=grid,
         call_names=tuple(name for name, _ in parameters),
+        read_early=read_early if READY in text else (),
     )
-    return OwnLaunch(spec, (*windows.values(), *runtime.values()), tuple(writes))
+    return OwnLaunch(spec, (*windows.values(), *counts.values(), *runtime.values()), tuple(writes))

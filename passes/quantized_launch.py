@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..runtime.dtypes import DType
 from ..runtime.expr import Size
-from .attention import TYPES
+from .own_launch import own_launch
 from .quantized_weight import CHUNK, words_per_chunk
-from .tape import READY, KernelSpec, LaunchArgument, OwnLaunch, Window
+from .tape import OwnLaunch, Window
 
-_TYPES = TYPES | {DType.INT64: "*i64", DType.INT32: "*i32"}
+_READ_EARLY = ("words", "scales", "zeros", "bias")
 
 
 def weight_windows(operands: tuple[Any, ...]) -> dict[str, Window]:
@@ -55,33 +54,9 @@ def launch(
     writes: Window,
     options: tuple[int, int],
 ) -> OwnLaunch:
-    """One launch: strides that are known become constants, the others are passed."""
-    runtime = {name: stride for name, stride in strides.items() if not isinstance(stride, int)}
-    constants = constants | {name: stride for name, stride in strides.items() if isinstance(stride, int)}
-    parameters = (
-        *((name, "*u32" if name == "words" else _TYPES[window.dtype]) for name, window in windows.items()),
-        *((name, "i32") for name in sizes),
-        *((name, "i64") for name in runtime),
-    )
-    aligned = [name for name, window in windows.items() if window.is_aligned]
-    if "rows" in sizes and isinstance(sizes["rows"], int) and sizes["rows"] % 16 == 0:
-        aligned.append("rows")
-    source_text = source.format(
-        ready=READY,
-        runtime="".join(f", {name}" for name in runtime),
-        constants="".join(f", {name}: tl.constexpr" for name in constants),
-    )
-    spec = KernelSpec(
-        name=source.split("(", 1)[0].split()[-1],
-        source=source_text,
-        parameters=parameters,
-        constants=tuple(constants.items()),
-        divisible_by_16=tuple(aligned),
-        num_warps=options[0],
-        num_stages=options[1],
-        grid=grid,
-        call_names=tuple(name for name, _ in parameters),
-        read_early=("words", "scales", "zeros", "bias") if READY in source_text else (),
-    )
-    arguments: tuple[LaunchArgument, ...] = (*windows.values(), *sizes.values(), *runtime.values())
-    return OwnLaunch(spec, arguments, (writes,))
+    """One launch of a kernel that reads a weight before it waits; ``options`` are warps and stages."""
+    return own_launch(
+        source, windows, strides, constants, grid, (writes,),
+        counts=sizes, types={"words": "*u32"}, read_early=_READ_EARLY,
+        num_warps=options[0], num_stages=options[1],
+    )  # fmt: skip

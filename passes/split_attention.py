@@ -9,14 +9,13 @@ second kernel joins the partial results.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..runtime.dtypes import DType
-from ..runtime.expr import Size
-from .attention import TYPES, strides_by_name, to_kernel
-from .tape import Allocate, ExternCall, KernelSpec, LaunchArgument, OwnLaunch, Window
+from .attention import strides_by_name, to_launch
+from .own_launch import own_launch
+from .tape import Allocate, ExternCall, OwnLaunch, Window
 
 _MOST_ROWS = 16
 _FEWEST_KEYS = 256
@@ -124,8 +123,7 @@ def to_steps(call: ExternCall, shape: Shape = Shape()) -> tuple[Allocate | OwnLa
     """What one call of the operator becomes: one kernel, or two with a temporary between them."""
     splits = splits_of(call, shape)
     if splits is None:
-        spec, arguments = to_kernel(call)
-        return (OwnLaunch(spec, arguments, call.outs),)
+        return (to_launch(call),)
     query, output = call.operands[0], call.outs[0]
     batch, heads, rows, head = query.sizes
     count = batch * heads * rows
@@ -197,8 +195,10 @@ def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window) -> OwnLa
         "marks": marks,
     }
     grid = ("SPLITS", f"{batch} * KEY_HEADS", "-(GROUP * ROWS // -BLOCK_M)")
-    size = ("columns", key.sizes[2])
-    return _launch(_PARTS, windows, size, strides, constants, grid, (sums, marks), shape)
+    return own_launch(
+        _PARTS, windows, strides, constants, grid, (sums, marks),
+        counts={"columns": key.sizes[2]}, num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
 
 
 def _join(call: ExternCall, sums: Window, marks: Window) -> OwnLaunch:
@@ -216,40 +216,8 @@ def _join(call: ExternCall, sums: Window, marks: Window) -> OwnLaunch:
     }
     windows = {"sums": sums, "marks": marks, "output": output}
     strides = strides_by_name({"output": output})
-    return _launch(_JOIN, windows, ("rows", sums.sizes[0]), strides, constants, ("rows", "1", "1"), (output,))
-
-
-def _launch(
-    source: str,
-    windows: dict[str, Window],
-    size: tuple[str, Size],
-    strides: dict[str, Size],
-    constants: dict[str, Any],
-    grid: tuple[str, str, str],
-    writes: Sequence[Window],
-    shape: Shape = Shape(),
-) -> OwnLaunch:
-    """One launch: strides that are known become constants, the others are passed."""
-    runtime = {name: stride for name, stride in strides.items() if not isinstance(stride, int)}
-    constants = constants | {name: stride for name, stride in strides.items() if isinstance(stride, int)}
-    types = tuple((name, TYPES[window.dtype]) for name, window in windows.items())
-    parameters = (*types, (size[0], "i32"), *((name, "i64") for name in runtime))
-    aligned = [name for name, window in windows.items() if window.is_aligned]
-    if isinstance(size[1], int) and size[1] % 16 == 0:
-        aligned.append(size[0])
-    spec = KernelSpec(
-        name=source.split("(", 1)[0].split()[-1],
-        source=source.format(
-            runtime="".join(f", {name}" for name in runtime),
-            constants="".join(f", {name}: tl.constexpr" for name in constants),
-        ),
-        parameters=parameters,
-        constants=tuple(constants.items()),
-        divisible_by_16=tuple(aligned),
-        num_warps=shape.warps,
-        num_stages=shape.stages,
-        grid=grid,
-        call_names=tuple(name for name, _ in parameters),
-    )
-    arguments: tuple[LaunchArgument, ...] = (*windows.values(), size[1], *runtime.values())
-    return OwnLaunch(spec, arguments, tuple(writes))
+    grid, shape = ("rows", "1", "1"), Shape()
+    return own_launch(
+        _JOIN, windows, strides, constants, grid, (output,),
+        counts={"rows": sums.sizes[0]}, num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip

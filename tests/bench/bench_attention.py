@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from devplan.passes.attention import OPERATOR, to_kernel
+from devplan.passes.attention import OPERATOR, to_launch
 from devplan.passes.tape import ExternCall, Window
 from devplan.runtime.dtypes import DType
 
@@ -96,7 +96,7 @@ def measure(name: str, size: tuple[int, int, int, int], is_causal: bool, top: in
         {},
         (Window("o", DType.FLOAT16, size, output.stride()),),
     )
-    spec, _ = to_kernel(call)
+    spec = to_launch(call).kernel
     wanted = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
     constants = dict(spec.constants)
     chosen = (constants["BLOCK_M"], constants["BLOCK_N"], spec.num_warps, spec.num_stages)
