@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..runtime.dtypes import DType
 from ..runtime.expr import Size
 from .builder import product
-from .tape import ExternCall, KernelSpec, OwnLaunch, Window
+from .own_launch import own_launch
+from .tape import ExternCall, OwnLaunch, Window
 
 OPERATOR = "devplan.depthwise_convolution.default"
 
@@ -54,12 +54,11 @@ def depthwise(x, weight, bias, added, output, pixels{runtime}{constants}):
 """
 
 _ACTIVATIONS = {"none": 0, "relu": 1, "relu6": 2}
-_TYPES = {DType.FLOAT16: "*fp16", DType.BFLOAT16: "*bf16"}
 _BLOCK_P, _BLOCK_C = 16, 64
 
 
 def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
-    """The kernel for one call of the operator and the launch's arguments: windows, then sizes."""
+    """The kernel's launch for one call of the operator."""
     x, weight, bias, added, stride, padding, dilation, activation = call.operands
     output = call.outs[0]
     batch, channels, out_h, out_w = output.sizes
@@ -80,43 +79,14 @@ def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
     sizes |= (
         _strides("x", x, "n_hw") | _strides("output", output, "n_hw") | _strides("weight", weight, "c_hw")
     )
-    runtime = {name: size for name, size in sizes.items() if not isinstance(size, int)}
-    constants |= {name: size for name, size in sizes.items() if isinstance(size, int)}
-    windows = tuple(x if w is None else w for w in (x, weight, bias, added, output))
-    pixels = product((batch, out_h, out_w))
-    spec = _spec(windows, runtime, constants, pixels)
-    return (OwnLaunch(spec, (*windows, pixels, *runtime.values()), (output,)),)
+    given = {"x": x, "weight": weight, "bias": bias, "added": added, "output": output}
+    windows = {name: x if window is None else window for name, window in given.items()}
+    counts = {"pixels": product((batch, out_h, out_w))}
+    grid = ("-(pixels // -BLOCK_P)", "-(CHANNELS // -BLOCK_C)", "1")
+    return (own_launch(_SOURCE, windows, sizes, constants, grid, (output,), counts=counts),)
 
 
 def _strides(name: str, window: Window, axes: str) -> dict[str, Size]:
     """Strides by axis; ``_`` skips the axis of channels, which is dense."""
     pairs = zip(axes, window.strides, strict=True)
     return {f"{name}_{axis}": stride for axis, stride in pairs if axis != "_"}
-
-
-def _spec(
-    windows: tuple[Window, ...], runtime: dict[str, Size], constants: dict[str, Any], pixels: Size
-) -> KernelSpec:
-    pointers = ("x", "weight", "bias", "added", "output")
-    parameters = (
-        *((name, _TYPES[w.dtype]) for name, w in zip(pointers, windows, strict=True)),
-        ("pixels", "i32"),
-        *((name, "i64") for name in runtime),
-    )
-    aligned = [n for n, w in zip(pointers, windows, strict=True) if w.is_aligned]
-    if isinstance(pixels, int) and pixels % 16 == 0:
-        aligned.append("pixels")
-    return KernelSpec(
-        name="depthwise",
-        source=_SOURCE.format(
-            runtime="".join(f", {name}" for name in runtime),
-            constants="".join(f", {name}: tl.constexpr" for name in constants),
-        ),
-        parameters=parameters,
-        constants=tuple(constants.items()),
-        divisible_by_16=tuple(aligned),
-        num_warps=4,
-        num_stages=2,
-        grid=("-(pixels // -BLOCK_P)", "-(CHANNELS // -BLOCK_C)", "1"),
-        call_names=tuple(name for name, _ in parameters),
-    )
