@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from ..runtime.dtypes import DType
+from .own_launch import TYPES
 from .own_operators import own_operator
 from .tape import Allocate, ExternCall, KernelSpec, OwnLaunch, Window
 
 OPERATOR = "devplan.recurrent.default"
 GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_TYPES = {DType.FLOAT16: "*fp16", DType.BFLOAT16: "*bf16", DType.FLOAT32: "*fp32"}
 _MANY_ROWS = 16
 """From as many on, rows of the batch are multiplied as a matrix."""
 
@@ -192,7 +192,7 @@ def _spec(windows: tuple[Window, ...], kind: str, has_bias: bool) -> KernelSpec:
         "x_b": x.strides[1],
     }
     names = ("x", "hidden", "cell", "weight", "bias", "cells", "output")
-    types = tuple((name, _TYPES[window.dtype]) for name, window in zip(names, windows, strict=True))
+    types = tuple((name, TYPES[window.dtype]) for name, window in zip(names, windows, strict=True))
     parameters = (*types, ("now", "i32"), ("before", "i32"))
     return KernelSpec(
         name="recurrent_step",

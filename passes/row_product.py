@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ..runtime.dtypes import DType
 from ..runtime.expr import Size
 from .builder import product
+from .own_launch import TYPES
 from .own_operators import own_operator
 from .tape import READY, ExternCall, KernelCall, KernelSpec, OwnLaunch, Step, Window
 
@@ -78,8 +78,6 @@ ACTIVATIONS = {
     ),
 }
 """What may follow a product, in Triton's words."""
-
-TYPES = {DType.FLOAT16: "*fp16", DType.BFLOAT16: "*bf16", DType.FLOAT32: "*fp32"}
 
 
 @dataclass(frozen=True)

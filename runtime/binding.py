@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from .backend import Backend, Operand, Step
 from .errors import DevplanError, PlanError
 from .expr import evaluate
-from .host_io import HostEnd, mover_of
+from .host_io import HostEnd
 from .inputs import concrete
 from .program import CPU, Copy, CopyKind, Device, HostCall, Instruction, Jump, Launch, Method, Storage, Value
 
@@ -196,21 +196,18 @@ class Binder:
             return None
         if not is_empty(instruction, self._operands, self._bindings):
             backend = self._backends[self._device(index)]
-            step = self._moving(instruction, backend) or backend.bind(
-                instruction, self._operands, self._bindings
-            )
+            step = self._moving(instruction) or backend.bind(instruction, self._operands, self._bindings)
         return step if self._decorate is None else self._decorate(index, step or _nothing)
 
-    def _moving(self, instruction: Instruction, backend: Backend) -> Step | None:
+    def _moving(self, instruction: Instruction) -> Step | None:
         """The step of a copy whose host end may move."""
         if not isinstance(instruction, Copy):
             return None
         end = self._ends.get(instruction.source) or self._ends.get(instruction.destination)
-        mover = mover_of(backend)
-        if end is None or mover is None:
+        if end is None or end.mover is None:
             return None
         source, destination = self._operands[instruction.source], self._operands[instruction.destination]
-        return mover.bind_moving(instruction, source, destination, end)
+        return end.mover.bind_moving(instruction, source, destination, end)
 
 
 class Execution:

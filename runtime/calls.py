@@ -184,10 +184,12 @@ class Caller:
         context, method, operands = self._context, self.method, direct.planned
         saved = [method.instructions[index] for index in direct.saved]
 
-        def can_move(copy: Copy) -> bool:
-            return self._mover(copy, operands) is not None and not any(copy is one for one in saved)
+        def mover(copy: Copy) -> MovesHostEnds | None:
+            if any(copy is one for one in saved):
+                return None
+            return mover_of(context.backends[device_of(copy, operands)])
 
-        ends = host_ends(method, operands, can_move)
+        ends = host_ends(method, operands, mover)
         binder = Binder(method, context.backends, direct.used, bindings, decorate, ends, direct.saved)
         execution = Execution(binder.segments(), operands, context.backends)
         outputs = {
@@ -226,9 +228,6 @@ class Caller:
             if port.value and not self._storage(port).external:
                 self._plain_store(port, bound.operands[port.value])(value)
 
-    def _mover(self, copy: Copy, operands: Mapping[str, Operand]) -> MovesHostEnds | None:
-        return mover_of(self._context.backends[device_of(copy, operands)])
-
     def _store(self, port: Port, operands: Mapping[str, Operand], ends: Mapping[str, HostEnd]) -> Store:
         if not port.value:
             return lambda value: check_literal(f"input `{port.name}`", port.literal, value)
@@ -238,10 +237,7 @@ class Caller:
         plain = self._plain_store(port, operand)
         if port.value not in ends:
             return plain
-        copy = next(i for i in self.method.instructions if isinstance(i, Copy) and port.value in i.reads)
-        mover = self._mover(copy, operands)
-        assert mover is not None
-        return moving_store(port, operand, ends[port.value], mover, plain)
+        return moving_store(port, operand, ends[port.value], plain)
 
     def _plain_store(self, port: Port, operand: Operand) -> Store:
         return host_store(port, operand) if operand.device == CPU else self._upload(port, operand)

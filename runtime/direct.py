@@ -16,7 +16,7 @@ from typing import Any
 from .backend import Backend, Operand, Step
 from .expr import evaluate
 from .host_io import users_by_storage
-from .program import CPU, Copy, CopyKind, Device, Launch, Method, Role
+from .program import CPU, Copy, CopyKind, Device, Instruction, Launch, Method, Role
 
 _MOST_PROGRAMS = 256
 """Each of them may read the same bytes over the bus."""
@@ -64,13 +64,15 @@ def use_host_ends(
     Backends offer ``direct_read_nbytes`` and ``direct_write_nbytes``: up to how many bytes their kernels use
     pinned host memory at no loss.
     """
-    direct = Direct(dict(operands), dict(operands))
+    direct, users = Direct(dict(operands), dict(operands)), users_by_storage(method)
     for index, copy in enumerate(method.instructions):
         if not isinstance(copy, Copy) or copy.kind not in (CopyKind.H2D, CopyKind.D2H):
             continue
         ends = _Ends.of(copy)
         backend = backends[operands[ends.device].device]
-        if _is_small(method, ends, operands, bindings, backend) and _are_few_launches(method, ends, bindings):
+        if _is_small(method, ends, operands, bindings, backend) and _are_few_launches(
+            method, users, ends, bindings
+        ):
             block, release = take(CPU, operands[ends.host].span_nbytes)
             direct.releases.append(release)
             direct.saved.add(index)
@@ -129,9 +131,10 @@ def _is_small(
     return len(whole) == 2 and not any(s.external or s.role in _HELD for s in whole)
 
 
-def _are_few_launches(method: Method, ends: _Ends, bindings: Mapping[str, int]) -> bool:
+def _are_few_launches(
+    method: Method, users: Mapping[str, list[Instruction]], ends: _Ends, bindings: Mapping[str, int]
+) -> bool:
     """Whether few launches of few programs read what was uploaded, or one writes what is downloaded."""
-    users = users_by_storage(method)
     host, device = (users[method.value(end).storage] for end in (ends.host, ends.device))
     others = [user for user in device if user is not ends.copy]
     launches = [user for user in others if isinstance(user, Launch)]

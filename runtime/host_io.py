@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from .backend import Backend, Operand, Step
-from .host import Array, HostTensor, address_of, array_at, host_value, is_native, numpy_dtype
+from .host import Array, HostTensor, address_of, host_value, is_native, numpy_dtype
 from .inputs import Store, host_array
-from .program import CPU, Copy, CopyKind, Instruction, Jump, Method, Port, Storage
+from .outputs import host_fetch
+from .program import CPU, Copy, CopyKind, Instruction, Method, Port, Storage
 from .shared import Shared
 
 SMALL = 256 << 10
@@ -28,11 +29,13 @@ class HostEnd:
     """The host end of one copy: ``planned`` is the program's own place, ``address`` the one in use.
 
     ``followers`` make a change known to captured graphs; each says whether it could take the address.
+    ``mover`` makes the copy.
     """
 
     planned: int
     address: int = 0
     followers: list[Callable[[int], bool]] = field(default_factory=list[Callable[[int], bool]])
+    mover: MovesHostEnds | None = None
 
     def __post_init__(self) -> None:
         self.address = self.planned
@@ -73,9 +76,9 @@ def mover_of(backend: Backend) -> MovesHostEnds | None:
 
 
 def host_ends(
-    method: Method, operands: Mapping[str, Operand], can_move: Callable[[Copy], bool]
+    method: Method, operands: Mapping[str, Operand], mover: Callable[[Copy], MovesHostEnds | None]
 ) -> dict[str, HostEnd]:
-    """The ends that may move, by the name of the input's or output's value.
+    """The ends that may move, by the name of the input's or output's value; ``mover`` is asked for each copy.
 
     A port's host storage has to be touched by one copy alone, whole, dense and over `SMALL` bytes.
     """
@@ -90,8 +93,8 @@ def host_ends(
                 continue
             home = storages[storage_of[port.value]]
             copy = _only_copy(users.get(home.name, []), kind)
-            if copy is not None and _is_whole(port.value, home, copy, operands) and can_move(copy):
-                ends[port.value] = HostEnd(operands[port.value].address)
+            if copy is not None and _is_whole(port.value, home, copy, operands) and (found := mover(copy)):
+                ends[port.value] = HostEnd(operands[port.value].address, mover=found)
     return ends
 
 
@@ -100,14 +103,9 @@ def users_by_storage(method: Method) -> dict[str, list[Instruction]]:
     storage_of = {value.name: value.storage for value in method.values}
     users: dict[str, list[Instruction]] = {}
     for instruction in method.instructions:
-        for storage in {storage_of[name] for name in _names(instruction)}:
+        for storage in {storage_of[name] for name in (*instruction.reads, *instruction.writes)}:
             users.setdefault(storage, []).append(instruction)
     return users
-
-
-def _names(instruction: Instruction) -> tuple[str, ...]:
-    condition = (instruction.condition,) if isinstance(instruction, Jump) and instruction.condition else ()
-    return (*instruction.reads, *instruction.writes, *condition)
 
 
 def _only_copy(users: list[Instruction], kind: CopyKind) -> Copy | None:
@@ -131,11 +129,12 @@ def _is_whole(value: str, storage: Storage, copy: Copy, operands: Mapping[str, O
     )
 
 
-def moving_store(port: Port, operand: Operand, end: HostEnd, mover: MovesHostEnds, plain: Store) -> Store:
+def moving_store(port: Port, operand: Operand, end: HostEnd, plain: Store) -> Store:
     """Takes an input where it is if it is pinned and laid out as planned; else ``plain`` copies it."""
     label = f"input `{port.name}`"
     steps = tuple(stride * operand.dtype.itemsize for stride in operand.strides)
-    nbytes = operand.span_nbytes
+    nbytes, mover = operand.span_nbytes, end.mover
+    assert mover is not None
     held: list[Array] = []
 
     def store(given: Any) -> None:
@@ -156,6 +155,7 @@ class MovingOutput:
 
     def __init__(self, operand: Operand, end: HostEnd, shared: Shared) -> None:
         self._operand, self._end, self._shared = operand, end, shared
+        self._copied = host_fetch(operand)
         self._release: Step | None = None
 
     def prepare(self) -> None:
@@ -181,8 +181,7 @@ class MovingOutput:
         """The output as the caller's own."""
         operand, release = self._operand, self._release
         if release is None:
-            view = array_at(operand.address, operand.dtype, operand.shape, operand.strides)
-            return host_value(view.copy(), operand.dtype)
+            return self._copied()
         self._release = None
         return host_value(owned_array(self._end.address, operand, release), operand.dtype)
 
