@@ -192,22 +192,15 @@ class Caller:
         ends = host_ends(method, operands, mover)
         binder = Binder(method, context.backends, direct.used, bindings, decorate, ends, direct.saved)
         execution = Execution(binder.segments(), operands, context.backends)
-        outputs = {
-            port.value: MovingOutput(operands[port.value], ends[port.value], context.shared)
-            for port in method.outputs
-            if port.value in ends
-        }
+        moving, fetches = self._fetches(operands, ends)
         return Bound(
             operands,
             bindings,
             [self._store(port, operands, ends) for port in method.inputs],
             execution,
-            [
-                outputs[port.value].fetch if port.value in outputs else self._fetch(port, operands)
-                for port in method.outputs
-            ],
+            fetches,
             [self._borrow(port, operands) for port in method.outputs],
-            list(outputs.values()),
+            moving,
             direct,
             self._names,
         )
@@ -252,6 +245,26 @@ class Caller:
                 backend.upload(operand.address, memoryview(array.tobytes()))
 
         return store
+
+    def _fetches(
+        self, operands: Mapping[str, Operand], ends: Mapping[str, HostEnd]
+    ) -> tuple[list[MovingOutput], list[Fetch]]:
+        """What fetches each output. Of outputs that share memory which moves, one takes it, others copies."""
+        homes: dict[str, MovingOutput] = {}
+        takers: dict[int, MovingOutput] = {}
+        for index, port in enumerate(self.method.outputs):
+            if port.value in ends and self._storage(port).name not in homes:
+                moving = MovingOutput(operands[port.value], ends[port.value], self._context.shared)
+                homes[self._storage(port).name] = takers[index] = moving
+        fetches: list[Fetch] = []
+        for index, port in enumerate(self.method.outputs):
+            if index in takers:
+                fetches.append(takers[index].fetch)
+            elif port.value and self._storage(port).name in homes:
+                fetches.append(homes[self._storage(port).name].part(operands[port.value]))
+            else:
+                fetches.append(self._fetch(port, operands))
+        return list(takers.values()), fetches
 
     def _fetch(self, port: Port, operands: Mapping[str, Operand]) -> Fetch:
         if not port.value:

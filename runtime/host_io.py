@@ -8,7 +8,7 @@ call: a `HostEnd` holds where it is. In a CUDA graph that sets a parameter of on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,8 +20,12 @@ from .outputs import host_fetch
 from .program import CPU, Copy, CopyKind, Instruction, Method, Port, Storage
 from .shared import Shared
 
-SMALL = 256 << 10
-"""Bytes up to which copying on the host, tens of microseconds at most, is not worth moving an end for."""
+SMALL = 64 << 10
+"""Bytes up to which copying on the host, some microseconds, is not worth moving an end for.
+
+From 128 KiB on the C library takes an array's memory from the system, page by page: 193 KiB of an output were
+copied in 40 us.
+"""
 
 
 @dataclass
@@ -80,21 +84,27 @@ def host_ends(
 ) -> dict[str, HostEnd]:
     """The ends that may move, by the name of the input's or output's value; ``mover`` is asked for each copy.
 
-    A port's host storage has to be touched by one copy alone, whole, dense and over `SMALL` bytes.
+    A port's host storage has to be touched by one copy alone, whole, dense and over `SMALL` bytes. Outputs
+    may share it: the end is that of the first which is all of it.
     """
     storages = {storage.name: storage for storage in method.storages}
     storage_of = {value.name: value.storage for value in method.values}
     users = users_by_storage(method)
-    shown = [storage_of[port.value] for port in (*method.inputs, *method.outputs) if port.value]
+    given, shown = (
+        [storage_of[port.value] for port in ports if port.value] for ports in (method.inputs, method.outputs)
+    )
     ends: dict[str, HostEnd] = {}
+    moved: set[str] = set()
     for ports, kind in ((method.inputs, CopyKind.H2D), (method.outputs, CopyKind.D2H)):
-        for port in ports:
-            if not port.value or shown.count(storage_of[port.value]) > 1:
-                continue
+        for port in filter(lambda port: port.value, ports):
             home = storages[storage_of[port.value]]
+            is_given = given.count(home.name) > (kind is CopyKind.H2D)
+            if is_given or home.name in moved or (kind is CopyKind.H2D and home.name in shown):
+                continue
             copy = _only_copy(users.get(home.name, []), kind)
             if copy is not None and _is_whole(port.value, home, copy, operands) and (found := mover(copy)):
                 ends[port.value] = HostEnd(operands[port.value].address, mover=found)
+                moved.add(home.name)
     return ends
 
 
@@ -176,6 +186,15 @@ class MovingOutput:
         release, self._release = self._release, None
         if release is not None:
             release()
+
+    def part(self, operand: Operand) -> Callable[[], Any]:
+        """Fetches a copy of another output in this one's memory, before `fetch` or after it."""
+
+        def fetch() -> Any:
+            shift = self._end.address - self._end.planned
+            return host_fetch(replace(operand, address=operand.address + shift))()
+
+        return fetch
 
     def fetch(self) -> Any:
         """The output as the caller's own."""

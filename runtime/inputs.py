@@ -96,6 +96,8 @@ def check_type(
     label: str, dtype: DType, shape: Sequence[int], got_dtype: DType, got_shape: Sequence[int]
 ) -> None:
     """UsageError unless the two agree; the message says what differs."""
+    if got_dtype is dtype and tuple(got_shape) == tuple(shape):
+        return  # words cost more than all of a small program's call
     wanted = f"wanted {describe_type(dtype, shape)}, got {describe_type(got_dtype, got_shape)}"
     if got_dtype is not dtype:
         hint = f"convert it to {dtype}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cached_property
 from typing import Any
 
 from ..errors import DeviceError, ExecutionError
@@ -124,13 +125,18 @@ class GpuContext:
         """Give pinned memory back."""
         self.aside(self._cu.cuMemFreeHost, address, "free pinned host memory")
 
+    @cached_property
+    def _pinned_query(self) -> tuple[Any, Any]:
+        """What is asked about host memory, and the answer for pinned memory; kept, since calls ask for it."""
+        attribute, kind = self._cu.CUpointer_attribute, self._cu.CUmemorytype
+        return attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, kind.CU_MEMORYTYPE_HOST
+
     def is_pinned(self, address: int, nbytes: int) -> bool:
         """Whether host memory was reserved or registered through CUDA, by whomever in this process."""
-        kind = self._cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-        host = self._cu.CUmemorytype.CU_MEMORYTYPE_HOST
+        kind, host = self._pinned_query
         for at in (address, address + nbytes - 1):
             result = self._cu.cuPointerGetAttribute(kind, at)
-            if result[0] or int(result[1]) != int(host):
+            if result[0] or result[1] != host:
                 return False
         return True
 

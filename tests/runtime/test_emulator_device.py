@@ -282,7 +282,8 @@ def test_memory_stays_flat_over_calls_loads_and_clones(program: Any) -> None:
     for round_ in range(220):
         with loaded.clone() as clone, load_planned(planned, {}, "emulator") as again:
             for each in (loaded, clone, again):
-                assert (each.method()(x)["y"] == 16).all()  # numpy.testing keeps some bytes of each comparison
+                # Not by numpy.testing, which keeps some bytes of each comparison.
+                assert (each.method()(x)["y"] == 16).all()
         if round_ == 20:
             gc.collect()
             before = tracemalloc.get_traced_memory()[0]

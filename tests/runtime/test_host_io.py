@@ -14,7 +14,7 @@ from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.host import address_of
 from devplan.runtime.host_io import HostEnd
 from devplan.runtime.profile import write_trace
-from devplan.runtime.program import CPU, CopyKind
+from devplan.runtime.program import CPU, CopyKind, Port
 
 SIZE = 128 << 10
 KERNEL = """
@@ -27,12 +27,15 @@ def double(x_ptr, y_ptr, xnumel, XBLOCK: tl.constexpr):
 """
 
 
-def doubler(program: Any, size: int = SIZE) -> LoadedProgram:
-    """y = 2 * x, both on the host."""
+def doubler(program: Any, size: int = SIZE, shares: bool = False) -> LoadedProgram:
+    """y = 2 * x, both on the host; then y[3:5] as ``part``, before it, and y again, if outputs share memory."""
     method = program.method()
     at, made = method.input("x", (size,)), method.tensor("t", (size,))
     method.launch("double", [at], [made], size, grid=(-(-size // 1024), 1, 1))
     method.output("y", made)
+    if shares:
+        part = method.view("part", "y_host", (2,), (1,), 12)
+        method.outputs[:] = [Port("part", part), *method.outputs, Port("again", "y_host")]
     program.kernel("double", KERNEL, (("x_ptr", "*fp32"), ("y_ptr", "*fp32"), ("xnumel", "i32")), XBLOCK=1024)
     return load_planned(program.planned(packed=True), {}, "emulator", poison=True)
 
@@ -109,6 +112,27 @@ def test_borrowed_outputs_are_in_the_planned_place(program: Any) -> None:
     np.testing.assert_array_equal(borrowed.numpy(), 4 * x)
     np.testing.assert_array_equal(own, 2 * x)
     np.testing.assert_array_equal(loaded.method()(x)["y"], own)
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 0], ids=["moved", "not moved"])
+def test_outputs_that_share_memory_are_copies_of_their_own(
+    program: Any, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr("devplan.runtime.shared.HOST_LIMIT", limit)
+    loaded = doubler(program, shares=True)
+    kept: list[dict[str, Any]] = []
+    for turn in range(3):
+        made = loaded.method()(np.arange(SIZE, dtype=np.float32) + turn)
+        assert (made["y"].base is not None) == bool(limit)
+        wanted = 2 * (np.arange(SIZE, dtype=np.float32) + turn)
+        kept.append({"part": wanted[3:5], "y": wanted, "again": wanted} | {"made": made})
+    for expected in kept:
+        made = expected.pop("made")
+        for name, array in expected.items():
+            np.testing.assert_array_equal(made[name], array)
+        made["y"][...] = -1
+        np.testing.assert_array_equal(made["part"], expected["part"])
+        np.testing.assert_array_equal(made["again"], expected["again"])
 
 
 def test_past_the_limit_outputs_are_ordinary_memory(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
