@@ -36,6 +36,8 @@ MODELS = {
     "whisper_encoder": HERE / "models/whisper_encoder.py",
     "llama_decode": HERE / "models/llama_decode.py",
 }
+TINY = {"add16": HERE / "models/add16.py"}
+"""Measured when named; no part of the means."""
 BATCHED = HERE / "models/batched.py"
 _FEW_WORKERS = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
 """Peers prepare side by side: each with as many workers as the machine has cores would be too many."""
@@ -72,7 +74,7 @@ class Case:
         return {
             **os.environ,
             "DEVPLAN_MODEL_SIZE": "full",
-            "DEVPLAN_BENCH_MODEL": str(MODELS[self.model]),
+            "DEVPLAN_BENCH_MODEL": str((MODELS | TINY)[self.model]),
             "DEVPLAN_BENCH_BATCH": str(self.batch),
         }
 
@@ -221,7 +223,9 @@ def main() -> int:
     ratios: dict[int, list[tuple[float, float]]] = {}
     for case in cases:
         measure(case, repeats(case, asked.repeat), asked.limit)
-        ratios.setdefault(case.batch, []).append(summary(case))
+        pair = summary(case)
+        if case.model in MODELS:
+            ratios.setdefault(case.batch, []).append(pair)
     for batch, pairs in ratios.items():
         known = [p for p in pairs if not math.isnan(p[0])]
         means = [math.exp(sum(math.log(p[i]) for p in known) / max(len(known), 1)) for i in range(2)]

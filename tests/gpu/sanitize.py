@@ -10,10 +10,12 @@ are FOLDER/MODEL.npz, which the benchmark leaves beside its artifacts.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,7 +45,7 @@ print(f"{len(first)} outputs")
 def checked(path: Path, tool: str, inputs: Path, limit: float) -> tuple[str, bool]:
     """A line about one artifact under one tool, and whether it was clean."""
     begin = time.monotonic()
-    command = [sys.executable, "-c", CALLS, str(path), str(inputs / f"{path.stem}.npz")]
+    command = [sys.executable, "-X", "faulthandler", "-c", CALLS, str(path), str(inputs / f"{path.stem}.npz")]
     command.append("both" if tool == "scrub" else "once")
     if tool != "scrub":
         command = [
@@ -54,8 +56,10 @@ def checked(path: Path, tool: str, inputs: Path, limit: float) -> tuple[str, boo
             "no",
             "--error-exitcode",
             "9",
+            "--show-backtrace",
+            "no",
             "--print-limit",
-            "3",
+            "100000",
             *command,
         ]
     try:
@@ -69,8 +73,14 @@ def checked(path: Path, tool: str, inputs: Path, limit: float) -> tuple[str, boo
         f"{'clean' if good else 'FAILED':7} {tool:10} {path.name}: {time.monotonic() - begin:.0f} s {telling[0]}"
     ]
     if not good:
-        lines += [f"    {line[:160]}" for line in words[:14]]
+        lines += [f"    {line[:160]}" for line in (*culprits(words), *words[:6], *words[-12:])]
     return "\n".join(lines), good
+
+
+def culprits(words: list[str]) -> list[str]:
+    """How many errors each kernel made, by what the sanitizer printed."""
+    names = Counter(found[1] for line in words if (found := re.search(r" at (\w[^+ ]*)\+0x", line)))
+    return [f"{count} x {name}" for name, count in names.most_common(12)]
 
 
 def main() -> int:
