@@ -173,7 +173,7 @@ def export(
         bool | None,
         _option(
             "--library-calls/--no-library-calls",
-            help="Use cuBLASLt and cuDNN, or generated kernels only.",
+            help="Use cuBLASLt and cuDNN, or kernels only: then nothing but the driver is needed.",
             panel=_CODE,
         ),
     ] = None,

@@ -23,6 +23,7 @@ from .contents import Contents, declare, name_contents
 from .exported import ExportedMethod, analyse, cast_methods
 from .hollow import on_the_host, refuse_meta
 from .lower import LoweredMethod, lower_method
+from .lower_region import Lowering
 from .options import ExportOptions, Progress, silent
 from .pipeline import Observer, build_pipeline, run_stage
 from .placed import PlacedGraph
@@ -139,16 +140,14 @@ def _lower(
     options: ExportOptions,
     progress: Progress,
 ) -> list[LoweredMethod]:
-    target = lowest(options.architectures)
+    how = Lowering(lowest(options.architectures), options.allow_tf32, options.library_calls)
     lowered: list[LoweredMethod] = []
     for index, (method, graph) in enumerate(zip(methods, placed, strict=True)):
 
         def report(done: int, total: int, index: int = index, name: str = method.name) -> None:
             progress("lower", (index + done / max(total, 1)) / len(methods), name)
 
-        lowered.append(
-            lower_method(method, graph, contents, target, allow_tf32=options.allow_tf32, report=report)
-        )
+        lowered.append(lower_method(method, graph, contents, how, report))
     return lowered
 
 

@@ -13,7 +13,6 @@ import torch
 from ..runtime.errors import PassError
 from ..runtime.program import CPU, Copy, CopyKind, Device, Method, Port, Region, Role, Value
 from .builder import MethodBuilder, contiguous_strides, is_dense, product, scaled
-from .compile_kernels import canonical
 from .contents import Contents, channels_last, dense_strides
 from .control_flow import all_nodes
 from .decompositions import host_replacements, replacements
@@ -24,12 +23,11 @@ from .fuse_row_products import fuse_row_products
 from .ledger import copy_kind
 from .lower_control_flow import ControlFlowLowering
 from .lower_host import HostLowering
-from .lower_region import TapeLowering, local_copy
+from .lower_region import Lowering, TapeLowering, local_copy
 from .placed import Node, NodeKind, PlacedGraph
 from .region_graph import RegionGraph, extract
 from .sizes import to_dtype, to_size
 from .tape import KernelSpec
-from .targets import Target
 
 
 @dataclass(frozen=True)
@@ -44,16 +42,14 @@ def lower_method(
     exported: ExportedMethod,
     placed: PlacedGraph,
     contents: Contents,
-    target: Target,
-    *,
-    allow_tf32: bool = False,
+    how: Lowering,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> LoweredMethod:
     """Lower every region of a placed graph and put the method together.
 
     Raises UnsupportedOperatorError for what has no kernel on its device.
     """
-    return _MethodLowering(exported, placed, contents, target, allow_tf32).run(report)
+    return _MethodLowering(exported, placed, contents, how).run(report)
 
 
 class _MethodLowering:
@@ -62,12 +58,10 @@ class _MethodLowering:
         exported: ExportedMethod,
         placed: PlacedGraph,
         contents: Contents,
-        target: Target,
-        allow_tf32: bool,
+        how: Lowering,
     ) -> None:
-        self._exported, self._placed, self._target = exported, placed, target
+        self._exported, self._placed, self._how = exported, placed, how
         self._contents = contents
-        self._allow_tf32 = allow_tf32
         self._builder = MethodBuilder(placed.name, placed.symbols, notes=list(exported.notes))
         self._nodes = {node.name: node for node in _flat(placed)}
         self._fx = {n.name: n for n in all_nodes(exported.graph)}
@@ -235,7 +229,7 @@ class _MethodLowering:
         self._align_inputs(nodes)
         graph, inputs = self._extract(nodes, wanted, updates, torch.device("cuda", 0))
         shape_env = next((t.fake_mode.shape_env for t in graph.examples if hasattr(t, "fake_mode")), None)
-        with inductor.described_target(self._target):
+        with inductor.described_target(self._how.target):
             fuse_row_products(graph.module)
             fuse_linears(graph.module)
             fuse_convolutions(graph.module, lambda name: self._store_channels_last(name, graph))
@@ -244,9 +238,7 @@ class _MethodLowering:
             inputs = [self._builder.values[value.name] for value in inputs]
             fakes = [self._fake(mode, e, v) for e, v in zip_longest(graph.examples, inputs)]
             tape = inductor.lower_graph(traced, fakes, mode)
-        lowering = TapeLowering(
-            self._builder, tape, inputs, device, index, allow_tf32=self._allow_tf32, rename=canonical
-        )
+        lowering = TapeLowering(self._builder, tape, inputs, device, index, self._how)
         made = lowering.run(wanted)
         self._kernels.update({spec.name: spec for spec in lowering.kernels.values()})
         return made

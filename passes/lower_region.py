@@ -30,10 +30,14 @@ from . import (
     recurrent_step,
     row_product,
     split_attention,
+    tiled_convolution,
+    tiled_product,
 )
 from .builder import MethodBuilder, contiguous_strides, plus, product, scaled, substitute
-from .library_calls import Call, to_library_calls
+from .compile_kernels import canonical
+from .library_calls import Call, to_library_calls, unsupported
 from .tape import READY, Alias, Allocate, ExternCall, KernelCall, KernelSpec, OwnLaunch, Tape, Window
+from .targets import Target
 
 _OWN_KERNELS: dict[str, Callable[[ExternCall], Sequence[Allocate | OwnLaunch]]] = {
     attention.OPERATOR: split_attention.to_steps,
@@ -47,6 +51,24 @@ _OWN_KERNELS: dict[str, Callable[[ExternCall], Sequence[Allocate | OwnLaunch]]] 
     recurrent_step.OPERATOR: recurrent_step.to_steps,
 }
 """Operators that become kernels written here, and the temporaries between them."""
+
+_TILED: dict[str, Callable[[Call, Target], Sequence[OwnLaunch]]] = {
+    "matmul": tiled_product.to_steps,
+    "convolution": tiled_convolution.to_steps,
+}
+"""What becomes of library calls where there shall be none."""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How regions are lowered: the GPU that choices are made for, and what the user allows."""
+
+    target: Target
+    allow_tf32: bool = False
+    library_calls: bool = True
+    """Whether products and convolutions go to cuBLASLt and cuDNN."""
+    rename: Callable[[KernelSpec], KernelSpec] = canonical
+    """Gives a kernel its final form and name."""
 
 
 @dataclass
@@ -67,14 +89,11 @@ class TapeLowering:
         inputs: Sequence[Value],
         device: Device,
         region: int,
-        *,
-        allow_tf32: bool,
-        rename: Callable[[KernelSpec], KernelSpec],
+        how: Lowering,
     ) -> None:
         self._builder, self._tape, self._device, self._region = builder, tape, device, region
-        self._allow_tf32 = allow_tf32
-        self._rename = rename
-        self.kernels = {name: rename(spec) for name, spec in tape.kernels.items()}
+        self._how = how
+        self.kernels = {name: how.rename(spec) for name, spec in tape.kernels.items()}
         self._buffers: dict[str, _Buffer] = {}
         self._bases: dict[str, str] = {}
         self._windows: dict[Window, str] = {}
@@ -187,12 +206,18 @@ class TapeLowering:
                 else:
                     self._own_kernel(own, step.origin)
             return
-        for call in to_library_calls(step, allow_tf32=self._allow_tf32):
-            self._library_call(call, step.origin)
+        for call in to_library_calls(step, allow_tf32=self._how.allow_tf32):
+            if self._how.library_calls and not tiled_product.must_be_tiled(call):
+                self._library_call(call, step.origin)
+                continue
+            if not tiled_product.is_possible(call):
+                raise unsupported(f"{step.operator} of {call.out.dtype}", step.origin)
+            for own in _TILED[call.function](call, self._how.target):
+                self._own_kernel(own, step.origin)
 
     def _own_kernel(self, step: OwnLaunch, origin: SourceLocation) -> None:
         """Launch a kernel that was written here rather than generated."""
-        spec = self._rename(self._ready(step))
+        spec = self._how.rename(self._ready(step))
         self.kernels[spec.name] = spec
         writes = tuple(self._value(w) for w in step.writes)
         named = [Ref(self._value(a)) if isinstance(a, Window) else a for a in step.arguments]
@@ -200,7 +225,9 @@ class TapeLowering:
         sizes = {name: a for name, a in given if isinstance(a, int | Expr)}
         blocks = {k: v for k, v in spec.constants if isinstance(v, int)}
         x, y, z = (substitute(text, {**blocks, **sizes}) for text in spec.grid)
-        reads = dict.fromkeys(a.name for a in named if isinstance(a, Ref) and a.name not in writes)
+        names = [a.name for a in named if isinstance(a, Ref)]
+        # What is named twice is read before it is written.
+        reads = dict.fromkeys(name for name in names if name not in writes or names.count(name) > 1)
         self._builder.instructions.append(
             Launch(spec.name, tuple(named), (x, y, z), tuple(reads), writes, self._region, origin)
         )

@@ -5,7 +5,8 @@
 Everything is prepared at once: each model is exported for this GPU, and each peer loads, compiles and warms up in a
 process of its own. Then all wait, and one at a time is measured, so that nothing else runs meanwhile. Whoever is not
 ready within ``--prepare`` seconds is left out, and said to be. The last lines give the geometric means of devplan's
-time over the best peer's, and of its memory over the least of theirs.
+time over the best peer's, and of its memory over the least of theirs. ``--own-kernels`` also exports each model
+without library calls and adds the times of that to its line.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Case:
     batch: int
     folder: Path
     failure: str = ""
+    own: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What came out of the export without library calls."""
     peers: dict[str, subprocess.Popen[str]] = field(default_factory=dict[str, "subprocess.Popen[str]"])
     documents: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
@@ -58,6 +61,11 @@ class Case:
     def artifact(self) -> Path:
         """Where the export goes."""
         return self.folder / f"{self.model}-{self.batch}.pte"
+
+    @property
+    def own_artifact(self) -> Path:
+        """Where the export without library calls goes, if it is asked for."""
+        return self.folder / f"{self.model}-{self.batch}-own.pte"
 
     @property
     def inputs(self) -> Path:
@@ -100,6 +108,15 @@ def export(case: Case, dtype: str, options: list[str]) -> None:
     )
 
 
+def export_own(case: Case, dtype: str, options: list[str]) -> None:
+    """Make the artifact without library calls."""
+    command = [sys.executable, "-m", "devplan.devplan_cli", "export", str(BATCHED), *options]
+    command += ["--dtype", dtype, "--arch", "native", "-o", str(case.own_artifact), "-q", "--no-library-calls"]
+    done = subprocess.run(command, capture_output=True, text=True, env=case.environment, check=False)
+    if done.returncode:
+        case.own = {"error": (done.stderr.strip().splitlines() or ["failed"])[-1]}
+
+
 def start_peer(case: Case, peer: str, dtype: str, repeat: int) -> None:
     """Let a peer prepare and wait."""
     command = [sys.executable, str(HERE / "peers.py"), peer, str(BATCHED), "--dtype", dtype]
@@ -137,6 +154,9 @@ def measure(case: Case, repeat: int, limit: float) -> None:
         command = [sys.executable, "-c", DEVPLAN, str(case.artifact), str(case.inputs), str(repeat)]
         ours = run(command, "devplan", limit)
         case.documents = {"devplan": ours, **case.documents}
+    if case.own_artifact.exists() and not case.own:
+        command = [sys.executable, "-c", DEVPLAN, str(case.own_artifact), str(case.inputs), str(repeat)]
+        case.own = run(command, "own kernels", limit)
     for peer, process in case.peers.items():
         if peer in case.documents:
             continue
@@ -155,6 +175,10 @@ def summary(case: Case) -> tuple[float, float]:
     rows = [row_of(name, document) for name, document in case.documents.items()]
     ours, peers = rows[0], [r for r in rows[1:] if "error" not in r]
     failed = [f"{r['name']}: {r['error'][:60]}" for r in rows if "error" in r]
+    if case.own:
+        own = row_of("own kernels", case.own)
+        times = own.get("error") or f"{own['end_to_end']:.1f} us, device {own['device']:.1f} us"
+        failed.append(f"own kernels: {times[:60]}")
     if "error" in ours or not peers:
         alone = "" if "error" in ours else f"{ours['end_to_end']:11.1f} us{ours['device']:10.1f} us  no peer"
         print(f"{case.model:16}{case.batch:4}{alone}  {'; '.join(failed)}", flush=True)
@@ -196,12 +220,13 @@ def main() -> int:
         "--hold", type=Path, help="measure only once this file is there: others may use the GPU"
     )
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that one measurement may take")
+    parser.add_argument("--own-kernels", action="store_true", help="also without library calls")
     parser.add_argument("--jobs", type=int, default=6, help="exports at a time")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/devplan-bench"))
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    for old in (*asked.folder.glob("*.ready"), *asked.folder.glob("*.go")):
+    for old in (*asked.folder.glob("*.ready"), *asked.folder.glob("*.go"), *asked.folder.glob("*-own.pte")):
         old.unlink()
     end = time.time() + asked.prepare
     cases = [Case(m, int(b), asked.folder) for b in asked.batch.split(",") for m in asked.models.split(",")]
@@ -212,6 +237,8 @@ def main() -> int:
             start_peer(case, peer, asked.dtype, repeats(case, asked.repeat))
     with ThreadPoolExecutor(asked.jobs) as pool:
         list(pool.map(lambda case: export(case, asked.dtype, asked.export.split()), cases))
+        if asked.own_kernels:
+            list(pool.map(lambda case: export_own(case, asked.dtype, asked.export.split()), cases))
     wait_for_peers(cases, end)
     while asked.hold and not asked.hold.exists():
         time.sleep(0.1)
