@@ -95,12 +95,8 @@ def repeats(case: Case, wanted: int) -> int:
 def export(case: Case, dtype: str, options: list[str]) -> None:
     """Make the artifact and its inputs."""
     begin = time.time()
-    command = [sys.executable, "-m", "devplan.devplan_cli", "export", str(BATCHED), *options]
-    command += ["--dtype", dtype, "--arch", "native", "-o", str(case.artifact), "-q"]
-    done = subprocess.run(command, capture_output=True, text=True, env=case.environment, check=False)
-    if done.returncode:
-        case.failure = (done.stderr.strip().splitlines() or ["failed"])[-1]
-    else:
+    case.failure = _exported(case, case.artifact, dtype, options)
+    if not case.failure:
         given = [str(case.artifact), str(BATCHED), str(case.inputs), str(HERE), dtype, "1"]
         subprocess.run([sys.executable, "-c", INPUTS, *given], env=case.environment, check=True)
     print(
@@ -110,11 +106,16 @@ def export(case: Case, dtype: str, options: list[str]) -> None:
 
 def export_own(case: Case, dtype: str, options: list[str]) -> None:
     """Make the artifact without library calls."""
+    failure = _exported(case, case.own_artifact, dtype, [*options, "--no-library-calls"])
+    case.own = {"error": failure} if failure else {}
+
+
+def _exported(case: Case, artifact: Path, dtype: str, options: list[str]) -> str:
+    """Export for this GPU; gives why not, or nothing."""
     command = [sys.executable, "-m", "devplan.devplan_cli", "export", str(BATCHED), *options]
-    command += ["--dtype", dtype, "--arch", "native", "-o", str(case.own_artifact), "-q", "--no-library-calls"]
+    command += ["--dtype", dtype, "--arch", "native", "-o", str(artifact), "-q"]
     done = subprocess.run(command, capture_output=True, text=True, env=case.environment, check=False)
-    if done.returncode:
-        case.own = {"error": (done.stderr.strip().splitlines() or ["failed"])[-1]}
+    return (done.stderr.strip().splitlines() or ["failed"])[-1] if done.returncode else ""
 
 
 def start_peer(case: Case, peer: str, dtype: str, repeat: int) -> None:
