@@ -179,7 +179,7 @@ def _atomic(update: Callable[[Any, Any], Any]) -> Callable[..., Tensor]:
 
 
 def atomic_add(pointer: Any, value: Any, mask: Any = None, sem: Any = None, scope: Any = None) -> Tensor:
-    """``tl.atomic_add``: all at once where nobody else touches an element, else one by one."""
+    """``tl.atomic_add``, all at once where that is the same as in the order of programs and elements."""
     element = pointer.dtype.element_ty
     made = as_tensor(value).to(element)
     place = _place(pointer, mask, made.data)
@@ -189,8 +189,20 @@ def atomic_add(pointer: Any, value: Any, mask: Any = None, sem: Any = None, scop
     keep = np.ones(place.index.shape, bool) if place.mask is None else place.mask
     _remember(place, place.index[keep])
     before = np.where(keep, place.view[np.where(keep, place.index, 0)], np.zeros((), element.held))
+    before[keep] += _added_before(place.index[keep], values[keep])
     np.add.at(place.view, place.index[keep], values[keep])
     return Tensor(before, element)
+
+
+def _added_before(index: Array, values: Array) -> Array:
+    """For each value the sum of those before it that go to the same index."""
+    order = np.argsort(index, kind="stable")
+    ordered, where = values[order], index[order]
+    sums = np.cumsum(ordered, dtype=values.dtype) - ordered
+    is_first = np.diff(where, prepend=where[:1] - 1) != 0
+    made = np.empty_like(values)
+    made[order] = sums - sums[is_first][np.cumsum(is_first) - 1]
+    return made
 
 
 _add_one_by_one = _atomic(np.add)

@@ -1,153 +1,455 @@
-"""All products of a 1.1 B-parameter decoder's step in one CUDA graph, launched in several ways.
+"""The step of a 1.1 B-parameter decoder in one CUDA graph: what its launches' shapes and hints are worth.
 
-    python tests/bench/bench_decoder_step.py
+    python tests/bench/bench_decoder_step.py [--seconds 60]
 
-Three kernels that do almost nothing stand for the attention of each layer. A way adds to each kernel, before it
-waits for the launch before: the permission that the next kernel begins, and hints to fetch weights of the product
-after it into the L2 cache.
+22 layers with real sizes, attention over a cache of 2,048 keys included, each layer's results handed to the next and
+the logits compared with PyTorch's. A search changes one choice after the other and keeps what is faster; afterwards
+each choice of the best step is taken back alone. The limit is the copy bandwidth measured here: bytes read and written
+by a copy of 1 GiB on the device.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
 import torch
-from bench_row_product import DTYPES, SHAPES, Data, Kernel, Shape, call_for, compiled, microseconds
-
-from devplan.passes import row_product
-from devplan.passes.compile_kernels import canonical
-from devplan.passes.row_product import Blocks, blocks_for, to_steps_with
-from devplan.passes.tape import READY, KernelSpec
-from devplan.runtime.dtypes import DType
-
-LAYERS = 22
-BANDWIDTH = 4.3e12
-NAMES = {shape.name: shape for shape in SHAPES}
-QKV, OUT, GATE, DOWN, HEAD, NOTHING = (
-    NAMES[name] for name in ("query key value", "output", "gate up", "down", "head", "almost nothing")
+from bench_row_product import SHAPES, Kernel, Shape, compiled
+from bench_split_attention import call_for as attention_call
+from decoder_kernels import (
+    GROUP,
+    HEAD,
+    HEADS,
+    KEY_HEADS,
+    KEYS,
+    SLOTS,
+    WORDS,
+    attention,
+    product_kernel,
+    rotary,
 )
-ORDER = [QKV, NOTHING, NOTHING, NOTHING, OUT, GATE, DOWN] * LAYERS + [HEAD]
+from torch.nn import functional as F
+
+from devplan.passes import split_attention
+from devplan.passes.compile_kernels import canonical, that_waits
+from devplan.passes.row_product import Blocks
+from devplan.passes.tape import KernelSpec, OwnLaunch
+
+LAYERS, POSITION, PLACES = 22, 1900, ("before", "end", "before, stays")
+QKV, OUT, GATE, DOWN, HEAD_PRODUCT = SHAPES[:5]
+PRODUCTS = (QKV, OUT, GATE, DOWN, HEAD_PRODUCT)
+NARROW = ((2, 1024, 4), (1, 1024, 4), (4, 1024, 4), (1, 2048, 4), (2, 2048, 4), (2, 2048, 8), (4, 2048, 8))
+NARROW += ((2, 512, 2), (4, 512, 2), (1, 512, 2), (2, 256, 1), (4, 256, 1), (1, 256, 1))
+TRIED = {
+    QKV: NARROW,
+    OUT: NARROW,
+    GATE: (
+        (1, 1024, 4),
+        (2, 1024, 4),
+        (1, 2048, 4),
+        (2, 2048, 4),
+        (2, 2048, 8),
+        (1, 512, 2),
+        (2, 512, 2),
+        (2, 256, 1),
+    ),
+    DOWN: (*NARROW, (4, 2048, 4), (1, 2048, 8)),
+    HEAD_PRODUCT: NARROW[:8],
+}
+EDGES = (
+    ("qkv", "out"), ("qkv", "gate"), ("qkv", "cache"), ("attention", "out"), ("attention", "gate"), ("out", "gate"),
+    ("gate", "down"), ("down", "qkv"), ("down", "cache"), ("gate", "own"), ("down", "own"), ("head", "own"), ("qkv", "own"),
+)  # fmt: skip
+NAMES = {"qkv": QKV, "out": OUT, "gate": GATE, "down": DOWN, "head": HEAD_PRODUCT}
+MEGABYTES = (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0)
+PROGRAMS = (66, 132, 264, 528, 1056, 9999)
 
 
 @dataclass(frozen=True)
-class Way:
-    """How kernels are launched. ``ahead``: which kernels fetch how many MB of the next weight into the L2 cache."""
+class Attention:
+    """How the part between two products is launched. ``kind``: three, two or one launches, the last early too."""
 
-    name: str
+    kind: str
+    keys: int = 32
+    warps: int = 4
+    joined: int = 2
+
+
+ATTENTIONS = (
+    Attention("three"),
+    *(
+        Attention(kind, keys, warps, joined)
+        for kind in ("two", "one", "one early")
+        for keys, warps, joined in (
+            (32, 4, 1), (32, 4, 2), (32, 8, 4), (64, 4, 2), (64, 4, 4), (64, 8, 8), (128, 4, 4), (128, 8, 8)
+        )
+    ),
+    Attention("none"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choice:
+    """All that the search changes."""
+
+    blocks: tuple[tuple[Shape, Blocks], ...]
+    attention: Attention = ATTENTIONS[0]
+    places: tuple[tuple[str, str], ...] = tuple((name, "before") for name in (*NAMES, "attention"))
+    ahead: tuple[tuple[tuple[str, str], tuple[float, int]], ...] = ()
+    """For an edge, the megabytes fetched and by how many of the last programs."""
     is_early: bool = True
-    next_begins: str = "before"
-    """``before`` or ``after`` the wait, or never."""
-    ahead: tuple[Shape, ...] = ()
-    megabytes: int = 0
-    keeps: bool = False
-    """Weights are not the first to give way in the L2 cache."""
 
 
-WAYS = (
-    Way("one after the other", is_early=False),
-    Way("early", next_begins=""),
-    Way("next begins after the wait", next_begins="after"),
-    Way("next begins at once"),
-    Way("at once, weights stay in L2", keeps=True),
-    *(Way(f"output fetches {n} MB", ahead=(OUT,), megabytes=n) for n in (8, 16, 24, 32, 46)),
-    Way("output fetches 16 MB, weights stay", ahead=(OUT,), megabytes=16, keeps=True),
-    Way("output, gate up fetch 16 MB", ahead=(OUT, GATE), megabytes=16),
-    Way("output, gate up, down fetch 10 MB", ahead=(OUT, GATE, DOWN), megabytes=10),
-)
-NEXT = {OUT: GATE, GATE: DOWN, DOWN: QKV}
-
-PLANS: dict[str, dict[Shape, Blocks]] = {
-    "chosen": {},
-    "8 warps": {
-        QKV: Blocks(2, 2048, 8),
-        OUT: Blocks(2, 2048, 8),
-        GATE: Blocks(2, 2048, 8),
-        DOWN: Blocks(2, 2048, 8),
-        HEAD: Blocks(4, 2048, 8),
-    },
-    "16 bytes": {
-        QKV: Blocks(2, 1024, 4),
-        OUT: Blocks(2, 1024, 4),
-        GATE: Blocks(1, 1024, 4),
-        DOWN: Blocks(2, 1024, 4),
-        HEAD: Blocks(2, 1024, 4),
-    },
-}
+def key_of(choice: Choice, name: str) -> Any:
+    """Which kernel a choice takes for a product or the attention."""
+    place = dict(choice.places)[name]
+    if name == "attention":
+        return choice.attention, place
+    return NAMES[name], dict(choice.blocks)[NAMES[name]], place
 
 
-def spec_for(shape: Shape, blocks: Blocks, way: Way, rows: int, dtype: DType) -> KernelSpec:
-    """The kernel's text."""
-    call = call_for(shape, rows, dtype)
-    if shape in way.ahead:
-        following = call_for(NEXT[shape], rows, dtype).operands[1]
-        call = replace(call, keywords={"ahead": following})
-        row_product._AHEAD_NBYTES = way.megabytes << 20
-    spec = canonical(to_steps_with(call, blocks)[0].kernel)
-    source = spec.source
-    if way.keeps:
-        source = source.replace(', eviction_policy="evict_first"', "")
-    if not way.is_early:
-        return canonical(replace(spec, source=source))
-    begins = "    tl.extra.cuda.gdc_launch_dependents()\n"
-    text = begins if way.next_begins == "before" else ""
-    text += spec.hints + "    tl.extra.cuda.gdc_wait()\n"
-    text += begins if way.next_begins == "after" else ""
-    return canonical(replace(spec, source=source.replace(f"{READY}\n", text), hints=""))
+def all_specs() -> dict[Any, KernelSpec]:
+    """Every kernel that the search may need."""
+    specs: dict[Any, KernelSpec] = {"rotary": rotary()}
+    for shape, tried in TRIED.items():
+        for b, place in product((Blocks(*each) for each in tried), PLACES):
+            specs[shape, b, place] = product_kernel(shape, b, place)
+    for each in ATTENTIONS[1:-1]:
+        for place in PLACES[:2]:
+            turns, early = each.kind != "two", each.kind == "one early"
+            specs[each, place] = attention(each.keys, each.warps, each.joined, turns, early, place)
+    pair = [s for s in split_attention.to_steps(attention_call(1)) if isinstance(s, OwnLaunch)]
+    for name, step in zip(("parts", "join"), pair, strict=True):
+        specs[name] = canonical(that_waits(canonical(step.kernel)))
+    return specs
+
+
+@dataclass
+class Layer:
+    """A layer's weights and cache."""
+
+    weights: dict[str, torch.Tensor]
+    norms: dict[str, torch.Tensor]
+    cache: torch.Tensor
+
+
+@dataclass
+class Step:
+    """Operands of a step, and how to enqueue it."""
+
+    kernels: dict[Any, Kernel]
+    layers: list[Layer] = field(default_factory=list[Layer])
+
+    def __post_init__(self) -> None:
+        made: dict[str, Any] = {"device": "cuda", "dtype": torch.float16}
+
+        def weight(shape: Shape) -> torch.Tensor:
+            return torch.randn(shape.weight_rows, shape.columns, **made) / shape.columns**0.5
+
+        self.layers = [
+            Layer(
+                {name: weight(shape) for name, shape in NAMES.items() if name != "head"},
+                {name: torch.rand(2048, **made) + 0.5 for name in ("qkv", "gate")},
+                torch.randn(2, KEY_HEADS, KEYS, HEAD, **made),
+            )
+            for _ in range(LAYERS)
+        ]
+        self.head, self.norm = weight(HEAD_PRODUCT), torch.rand(2048, **made) + 0.5
+        self.first = torch.randn(1, 2048, **made)
+        self.x, self.h, self.mixed, self.query = (torch.zeros(1, 2048, **made) for _ in range(4))
+        self.qkv, self.gated = torch.zeros(1, 2560, **made), torch.zeros(1, 5632, **made)
+        self.logits = torch.zeros(1, 32000, **made)
+        angles = POSITION * 10000.0 ** (-torch.arange(0, HEAD, 2, device="cuda") / HEAD)
+        self.cosine, self.sine = angles.cos().half(), angles.sin().half()
+        self.position = torch.tensor([POSITION], device="cuda")
+        self.mask = torch.arange(KEYS, device="cuda")[None] <= self.position
+        self.sums, self.marks = (
+            torch.zeros(HEADS * 64 * HEAD, device="cuda"),
+            torch.zeros(HEADS * 128, device="cuda"),
+        )
+        self.arrived = torch.zeros(KEY_HEADS, device="cuda", dtype=torch.int32)
+
+    def nbytes(self) -> int:
+        """Weights and caches, each read once."""
+        of_layers = sum(w.nbytes for layer in self.layers for w in (*layer.weights.values(), layer.cache))
+        return of_layers + self.head.nbytes
+
+    def enqueue(self, choice: Choice) -> None:
+        """All launches of a step, from `first` to `logits`."""
+        x = self.first
+        for index, layer in enumerate(self.layers):
+            following = self.layers[index + 1] if index + 1 < len(self.layers) else None
+            sources = {name: layer.weights[name] for name in ("out", "gate", "down")}
+            self._product(
+                choice,
+                "qkv",
+                [x, layer.weights["qkv"], layer.norms["qkv"], self.qkv],
+                {**sources, "cache": layer.cache},
+            )
+            self._attention(choice, layer, sources)
+            self._product(choice, "out", [self.mixed, layer.weights["out"], x, self.h], sources)
+            self._product(
+                choice, "gate", [self.h, layer.weights["gate"], layer.norms["gate"], self.gated], sources
+            )
+            after = (
+                {"qkv": self.head}
+                if following is None
+                else {"qkv": following.weights["qkv"], "cache": following.cache}
+            )
+            self._product(choice, "down", [self.gated, layer.weights["down"], self.h, self.x], after)
+            x = self.x
+        self._product(choice, "head", [x, self.head, self.norm, self.logits], {})
+
+    def _product(
+        self, choice: Choice, name: str, tensors: list[torch.Tensor], sources: dict[str, torch.Tensor]
+    ) -> None:
+        shape, blocks, *_ = key_of(choice, name)
+        programs = -(-shape.outputs // blocks.rows)
+        kernel = self.kernels[key_of(choice, name)]
+        kernel.is_early = choice.is_early
+        given = hints(choice, name, programs, {**sources, "own": tensors[1]})
+        kernel(programs, [*(t.data_ptr() for t in tensors), *given])
+
+    def _attention(self, choice: Choice, layer: Layer, sources: dict[str, torch.Tensor]) -> None:
+        how, off = choice.attention, [0] * (len(WORDS) * SLOTS)
+        keys, values = layer.cache[0], layer.cache[1]
+        if how.kind == "none":
+            return
+        places = [self.qkv, self.cosine, self.sine, self.position, self.query, keys, values]
+        for name in ("rotary", "parts", "join"):
+            self.kernels[name].is_early = choice.is_early
+        if how.kind in ("three", "two"):
+            self.kernels["rotary"](HEADS + 2 * KEY_HEADS, [*(t.data_ptr() for t in places), *off])
+        if how.kind == "three":
+            parts = [self.query, keys, values, self.mask, self.sums, self.marks]
+            self.kernels["parts"]((64, KEY_HEADS, 1), [*(t.data_ptr() for t in parts), KEYS])
+            self.kernels["join"](
+                (HEADS, 1, 1), [*(t.data_ptr() for t in (self.sums, self.marks, self.mixed)), HEADS]
+            )
+            return
+        tensors = [*places, self.mask, self.sums, self.marks, self.arrived, self.mixed]
+        kernel, splits = self.kernels[key_of(choice, "attention")], KEYS // how.keys
+        kernel.is_early = choice.is_early
+        given = hints(choice, "attention", splits * KEY_HEADS, sources)
+        kernel((splits, KEY_HEADS, 1), [*(t.data_ptr() for t in tensors), *given])
+
+    def expected(self) -> torch.Tensor:
+        """The logits in float32."""
+        x = self.first.float()
+
+        def turned(y: torch.Tensor) -> torch.Tensor:
+            low, high = y.chunk(2, -1)
+            c, s = self.cosine.float(), self.sine.float()
+            return torch.cat([low * c - high * s, high * c + low * s], -1)
+
+        for layer in self.layers:
+            weights = {name: each.float() for name, each in layer.weights.items()}
+            norms = {name: each.float() for name, each in layer.norms.items()}
+            qkv = (F.rms_norm(x, (2048,), norms["qkv"], 1e-5) @ weights["qkv"].T).view(-1, HEAD)
+            keys, values = layer.cache.float()
+            keys[:, POSITION], values[:, POSITION] = turned(qkv[HEADS:-KEY_HEADS]), qkv[-KEY_HEADS:]
+            query = turned(qkv[:HEADS]).view(KEY_HEADS, GROUP, HEAD)
+            mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=self.mask)
+            x = x + mixed.reshape(1, -1) @ weights["out"].T
+            up = F.rms_norm(x, (2048,), norms["gate"], 1e-5) @ weights["gate"].T
+            x = x + (F.silu(up[:, :5632]) * up[:, 5632:]) @ weights["down"].T
+        return F.rms_norm(x, (2048,), self.norm.float(), 1e-5) @ self.head.float().T
+
+    def error(self, choice: Choice, wanted: torch.Tensor) -> float:
+        """The largest difference of three steps in a row, relative to the largest logit."""
+        found = 0.0
+        for _ in range(3):
+            for layer in self.layers:
+                layer.cache[:, :, POSITION] = float("nan")
+            self.logits.fill_(float("nan"))
+            self.enqueue(choice)
+            torch.cuda.synchronize()
+            error = float((self.logits.float() - wanted).abs().max() / wanted.abs().max())
+            found = error if error != error else max(found, error)
+        return found
+
+
+def hints(choice: Choice, name: str, programs: int, sources: dict[str, torch.Tensor]) -> list[int]:
+    """Values of the slots of a launch."""
+    slots: list[int] = []
+    full = len(WORDS) * SLOTS
+    for (_, target), (megabytes, most) in (
+        (e, a) for e, a in choice.ahead if e[0] == name and e[1] in sources
+    ):
+        if target == "own":
+            slots += own(key_of(choice, name), sources["own"], programs, megabytes)[: full - len(slots)]
+            continue
+        source, count = sources[target], min(most, programs)
+        nbytes = min(int(megabytes * 2**20), source.nbytes)
+        pieces = (
+            2 if target in ("gate", "cache") and nbytes < source.nbytes else 1
+        )  # both halves are read at once
+        for piece in range(pieces):
+            share = -(-nbytes // (pieces * count * 16)) * 16
+            if nbytes and len(slots) < full:
+                begin = source.data_ptr() + piece * source.nbytes // 2
+                # the last program's share may not pass the end of the tensor
+                while share * count > source.nbytes // pieces:
+                    count -= 1
+                slots += [begin, share, programs - count, count]
+    return slots + [0] * (full - len(slots))
+
+
+def own(key: Any, weight: torch.Tensor, programs: int, megabytes: float) -> list[int]:
+    """Slots by which each program fetches what one so many megabytes later will read."""
+    shape, blocks, *_ = key
+    pieces = 2 if shape.is_gated else 1
+    tile = blocks.rows * shape.columns * 2
+    distance = max(1, int(megabytes * 2**20 / (pieces * tile)))
+    if distance >= programs:
+        return []
+    begins = (weight.data_ptr() + piece * weight.nbytes // 2 for piece in range(pieces))
+    return [word for begin in begins for word in (begin + distance * tile, tile, 0, programs - distance)]
+
+
+def timed(step: Step, choice: Choice, replays: int = 9) -> float:
+    """Microseconds of a step, by graph replays; the median."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    for kernel in step.kernels.values():
+        kernel.alive.clear()
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+        step.enqueue(choice)
+    times: list[float] = []
+    for _ in range(replays + 1):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times[1:])
+
+
+def with_blocks(choice: Choice, shape: Shape, blocks: Blocks) -> Choice:
+    """The choice with other blocks for a product."""
+    return replace(choice, blocks=tuple({**dict(choice.blocks), shape: blocks}.items()))
+
+
+def with_ahead(choice: Choice, edge: tuple[str, str], megabytes: float, programs: int) -> Choice:
+    """The choice with another hint."""
+    found = {**dict(choice.ahead), edge: (megabytes, programs)}
+    return replace(choice, ahead=tuple((e, a) for e, a in found.items() if a[0]))
+
+
+def neighbours(choice: Choice) -> Iterator[tuple[str, Callable[[Choice], Choice]]]:
+    """One change each, with a name."""
+    for shape, tried in TRIED.items():
+        for b in tried:
+            yield f"{shape.name} {b}", lambda c, s=shape, b=b: with_blocks(c, s, Blocks(*b))
+    for each in ATTENTIONS[:-1]:
+        yield f"{each}", lambda c, a=each: replace(c, attention=a)
+    for name in (*NAMES, "attention"):
+        for place in PLACES if name != "attention" else PLACES[:2]:
+            yield (
+                f"{name} fetches {place}",
+                lambda c, n=name, p=place: replace(c, places=tuple({**dict(c.places), n: p}.items())),
+            )
+    for edge in EDGES:
+        for megabytes in MEGABYTES:
+            for programs in PROGRAMS if megabytes and edge[1] != "own" else (1,):
+                yield (
+                    f"{edge[0]} fetches {megabytes} MB of {edge[1]}, {programs} programs",
+                    (lambda c, e=edge, m=megabytes, p=programs: with_ahead(c, e, m, p)),
+                )
+
+
+def bandwidth() -> float:
+    """Bytes a second that a copy of 1 GiB on the device reads and writes together."""
+    a, b = (torch.zeros(2**30, device="cuda", dtype=torch.uint8) for _ in range(2))
+    times: list[float] = []
+    for _ in range(12):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(4):
+            b.copy_(a)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3 / 4)
+    return 2 * 2**30 / statistics.median(times[2:])
+
+
+def search(step: Step, choice: Choice, seconds: float, show: Callable[[str, float], None]) -> Choice:
+    """Takes whatever change is faster, round after round, until the time is over or nothing is."""
+    until, best, is_better = time.monotonic() + seconds, timed(step, choice), True
+    while is_better and time.monotonic() < until:
+        is_better = False
+        for name, change in neighbours(choice):
+            tried = change(choice)
+            if tried == choice or time.monotonic() > until:
+                continue
+            took = timed(step, tried)
+            if took < best * 0.998 and (took := min(timed(step, tried, 15), 1e9)) < best * 0.998:
+                choice, best, is_better = tried, took, True
+                show(f"  {name}", took)
+    return choice
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=1)
-    parser.add_argument("--dtype", choices=tuple(DTYPES), default="float16")
+    parser.add_argument("--seconds", type=float, default=55.0, help="of the search")
     asked = parser.parse_args()
-    dtype, shapes = DTYPES[asked.dtype], list(dict.fromkeys(ORDER))
-
-    def blocks_of(plan: str, shape: Shape) -> Blocks:
-        chosen = blocks_for(asked.rows, shape.outputs, shape.columns, dtype.itemsize, shape.is_gated)
-        return PLANS[plan].get(shape, chosen)
-
-    work = [(plan, way, shape) for plan in PLANS for way in WAYS for shape in shapes]
-    specs = [spec_for(s, blocks_of(plan, s), way, asked.rows, dtype) for plan, way, s in work]
+    began = time.monotonic()
+    specs = all_specs()
     with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:  # before there is a CUDA context
-        codes = dict(zip(work, pool.map(compiled, specs), strict=True))
+        codes = dict(zip(specs, pool.map(compiled, specs.values()), strict=True))
+    print(f"{len(codes)} kernels compiled in {time.monotonic() - began:.0f} s")
     torch.manual_seed(0)
     torch.cuda.set_stream(torch.cuda.Stream())
     from devplan.runtime.cuda.driver import bindings
 
-    data = [Data(shape, asked.rows, getattr(torch, asked.dtype), 1) for shape in ORDER]
-    nbytes = sum(each.nbytes for each in data)
-    limit = nbytes / BANDWIDTH * 1e6
-    print(f"{torch.cuda.get_device_name()}, {asked.dtype}, {len(ORDER)} launches, {nbytes / 1e6:.0f} MB")
-    print(f"{'us (share of 4.3 TB/s)':32}{''.join(f'{plan:>18}' for plan in PLANS)}")
-    for way in WAYS:
-        cells: list[str] = []
-        for plan in PLANS:
-            kernels = {s: Kernel(bindings(), codes[plan, way, s], way.is_early) for s in shapes}
-            grids = {s: -(-s.outputs // blocks_of(plan, s).rows) for s in shapes}
-            wrong = [
-                s.name for s in shapes if s not in way.ahead and not _is_right(s, data, kernels[s], grids[s])
-            ]
+    step = Step({name: Kernel(bindings(), code, True) for name, code in codes.items()})
+    speed, nbytes = bandwidth(), step.nbytes()
+    limit = nbytes / speed * 1e6
+    print(
+        f"{torch.cuda.get_device_name()}: copies at {speed / 1e12:.3f} TB/s; {nbytes / 1e6:.0f} MB take {limit:.0f} us"
+    )
 
-            def enqueue(_: int, kernels: Any = kernels, grids: Any = grids, way: Way = way) -> None:
-                for index, each in enumerate(data):
-                    following = data[(index + 1) % len(data)].weights[0]
-                    ahead = [following.data_ptr()] if each.shape in way.ahead else []
-                    kernels[each.shape](grids[each.shape], [*each.addresses(0), *ahead])
+    def show(name: str, took: float) -> None:
+        print(f"{name:78}{took:8.1f} us {limit / took:6.1%}", flush=True)
 
-            took = microseconds(enqueue, 1)
-            cells.append(f"{took:9.1f} ({limit / took:4.0%}) {'WRONG' if wrong else ''}")
-        print(f"{way.name:32}{''.join(f'{cell:>18}' for cell in cells)}", flush=True)
-
-
-def _is_right(shape: Shape, data: list[Data], kernel: Kernel, grid: int) -> bool:
-    one = next(each for each in data if each.shape is shape)
-    return one.error(kernel, grid) < 1e-2
+    wanted = step.expected()
+    chosen = tuple((shape, Blocks(*TRIED[shape][0])) for shape in PRODUCTS)
+    base = Choice(chosen)
+    times: dict[Attention, float] = {}
+    for each in ATTENTIONS:
+        error = 0.0 if each.kind == "none" else step.error(replace(base, attention=each), wanted)
+        times[each] = timed(step, replace(base, attention=each))
+        show(f"{each}{'' if error < 2e-2 else f' WRONG by {error:.1e}'}", times[each])
+    show("three, one launch after the other", timed(step, replace(base, is_early=False)))
+    show("the same without attention", timed(step, replace(base, is_early=False, attention=ATTENTIONS[-1])))
+    print("search")
+    base = replace(base, attention=min(ATTENTIONS[:-1], key=times.__getitem__))
+    best = search(step, base, asked.seconds, show)
+    show(f"best, wrong by {step.error(best, wanted):.1e}", timed(step, best, 41))
+    for name in NAMES:
+        print(f"  {name}: {dict(best.blocks)[NAMES[name]]}, {dict(best.places)[name]}")
+    print(f"  {best.attention}, {dict(best.places)['attention']}")
+    for edge, (megabytes, programs) in best.ahead:
+        show(
+            f"  without: {edge[0]} fetches {megabytes} MB of {edge[1]}, last {programs}",
+            timed(step, with_ahead(best, edge, 0, 1), 21),
+        )
+    show("  without any fetch", timed(step, replace(best, ahead=()), 21))
+    for each in ATTENTIONS:
+        show(f"  with {each}", timed(step, replace(best, attention=each), 21))
+    for shape in PRODUCTS:
+        for b in TRIED[shape]:
+            show(f"  with {shape.name} {b}", timed(step, with_blocks(best, shape, Blocks(*b)), 21))
 
 
 if __name__ == "__main__":

@@ -393,6 +393,46 @@ def k(index_ptr, sum_ptr, top_ptr, XBLOCK: tl.constexpr):
     np.testing.assert_array_equal(bench.get("top"), [np.flatnonzero(index == i)[-1] for i in range(4)])
 
 
+def test_the_last_program_to_arrive_knows_it(bench: Bench) -> None:
+    source = """
+@triton.jit
+def k(arrived, out):
+    pair = tl.program_id(1)
+    before = tl.atomic_add(arrived + pair, 1, sem="acq_rel")
+    if before == 4:
+        tl.store(arrived + pair, 0)
+        tl.store(out + pair, tl.program_id(0))
+"""
+    bench.put("arrived", np.zeros(3, np.int32))
+    bench.put("out", np.full(3, -1, np.int32))
+    for _ in range(2):
+        bench.run(source, {"arrived": "*i32", "out": "*i32"}, "arrived", "out", grid=(5, 3, 1))
+        np.testing.assert_array_equal(bench.get("arrived"), [0, 0, 0])
+        np.testing.assert_array_equal(bench.get("out"), [4, 4, 4])
+
+
+def test_an_atomic_gives_what_was_there_before(bench: Bench) -> None:
+    source = """
+@triton.jit
+def k(index_ptr, sum_ptr, before_ptr, XBLOCK: tl.constexpr):
+    i = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
+    at = tl.load(index_ptr + i)
+    tl.store(before_ptr + i, tl.atomic_add(sum_ptr + at, i, i < 30))
+"""
+    index = np.random.default_rng(0).integers(0, 4, 32)
+    bench.put("index", index)
+    bench.put("sum", np.arange(4, dtype=np.int64))
+    bench.put("before", np.zeros(32, np.int64))
+    types = {"index_ptr": "*i64", "sum_ptr": "*i64", "before_ptr": "*i64"}
+    bench.run(source, types, "index", "sum", "before", grid=(4, 1, 1), XBLOCK=8)
+    sums, before = np.arange(4), np.zeros(32, np.int64)
+    for i in range(30):
+        before[i] = sums[index[i]]
+        sums[index[i]] += i
+    np.testing.assert_array_equal(bench.get("sum"), sums)
+    np.testing.assert_array_equal(bench.get("before"), before)
+
+
 def test_welford(bench: Bench) -> None:
     source = """
 @triton.jit
