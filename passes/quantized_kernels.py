@@ -85,9 +85,9 @@ stand, so they come out times 2**shift, which x makes up for; all of that is exa
 itself, a program has the same rows of both halves. A norm's factor is applied to the sums (`row_product`).
 """
 
-TILE = """\
+LOOP = """\
 @triton.jit
-def quantized_tile(x, words, scales, zeros, bias, output, rows{runtime}{constants}):
+def quantized_loop(x, words, scales, zeros, bias, output, rows{runtime}{constants}):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     split = tl.program_id(2)
@@ -132,9 +132,8 @@ def quantized_tile(x, words, scales, zeros, bias, output, rows{runtime}{constant
         output + n[:, None], sums.to(output.dtype.element_ty), mask=is_column[:, None] & is_row[None, :]
     )
 """
-"""Several rows of x on the tensor cores, as weight times x transposed: the operand that is unpacked in
-registers is then the one that the hardware takes from registers. Words are loaded in that operand's layout;
-2**23 is spelled out here, since as a parameter it would keep the compiler from that."""
+"""Several rows of x in float32, which no tensor core takes: a product for each position of the words, so that
+few values are in registers at a time. As in `quantized_tile`, it is weight times x transposed."""
 
 JOIN = """\
 @triton.jit
@@ -148,4 +147,33 @@ def quantized_join(parts, bias, output, elements{constants}):
         sums += tl.load(bias + at % N, mask=is_inside, other=0.0).to(tl.float32)
     tl.store(output + at, sums.to(output.dtype.element_ty), mask=is_inside)
 """
-"""The sum of the parts that programs of `TILE` made when the columns were split among them."""
+"""The sum of the parts that programs made among whom the columns were split."""
+
+EXPAND = """\
+@triton.jit
+def quantized_expand(words, scales, zeros, output{constants}):
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    i = tl.arange(0, H)
+    n = r // CHUNKS
+    chunk = r % CHUNKS
+    is_inside = n < N
+    packed = tl.load(words + r.to(tl.int64)[:, None] * H + i[None, :], mask=is_inside[:, None], other=0)
+    output += (n.to(tl.int64) * K)[:, None]
+    for group in tl.static_range(32 // BITS // RUN):
+        which = n * GROUPS
+        if GROUP != 0:
+            which += (chunk * 128 + group * RUN * H) // GROUP
+        scale = tl.load(scales + which, mask=is_inside, other=0.0).to(tl.float32)
+        if HAS_ZEROS:
+            zero = tl.load(zeros + which, mask=is_inside, other=0.0).to(tl.float32)
+        for inner in tl.static_range(RUN):
+            position = group * RUN + inner
+            code = ((packed >> (BITS * position)) & ((1 << BITS) - 1)) | 0x4B000000
+            weight = (code.to(tl.float32, bitcast=True) - (8388608.0 + (1 << (BITS - 1)))) * scale[:, None]
+            if HAS_ZEROS:
+                weight += zero[:, None]
+            k = (chunk * 128)[:, None] + (position * H + i)[None, :]
+            tl.store(output + k, weight.to(output.dtype.element_ty), mask=is_inside[:, None] & (k < K))
+"""
+"""A weight as a plain matrix [N, K]. A program takes some chunks of rows, one after the other: the 16 or 32
+columns at a position of a chunk's words are neighbours, and a thread stores 16 bytes of them."""

@@ -9,7 +9,7 @@ leave most of a GPU idle, the columns are split among programs, and a second ker
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ import torch
 from ..runtime.dtypes import DType
 from ..runtime.expr import Size
 from . import quantized_row
+from .fuse_linears import OPERATOR as LINEAR
 from .own_operators import own_operator
-from .quantized_kernels import JOIN, TILE
+from .quantized_kernels import EXPAND, JOIN, LOOP
 from .quantized_launch import launch, weight_constants, weight_windows
+from .quantized_tile import tile_text
 from .quantized_weight import words_per_chunk
 from .tape import Allocate, ExternCall, OwnLaunch, Window
 
@@ -62,6 +64,8 @@ class Blocks:
     splits: int = 1
     num_warps: int = 4
     num_stages: int = 3
+    in_halves: bool = True
+    """Unpack in float16 where x and the scales are of it; else in float32."""
 
 
 def to_steps(call: ExternCall) -> tuple[Allocate | OwnLaunch, ...]:
@@ -97,16 +101,17 @@ def tile_steps(call: ExternCall, blocks: Blocks) -> tuple[Allocate | OwnLaunch, 
     options = (blocks.num_warps, blocks.num_stages)
     strides = {"x_m": x.strides[0]}
     windows = weight_windows(call.operands)
+    source = _tile_source(call, constants["RUN"], blocks.in_halves)
     if blocks.splits == 1:
         whole = windows | {"output": output}
-        return (launch(TILE, whole, {"rows": rows}, strides, constants, grid, output, options),)
+        return (launch(source, whole, {"rows": rows}, strides, constants, grid, output, options),)
     assert isinstance(rows, int)
     sizes = (blocks.splits, rows, columns)
     window = Window(f"{output.buffer}_parts", DType.FLOAT32, sizes, (rows * columns, columns, 1))
     parts = Allocate(window, blocks.splits * rows * columns * 4)
     constants["HAS_BIAS"] = False
     partial = windows | {"output": window}
-    first = launch(TILE, partial, {"rows": rows}, strides, constants, grid, window, options)
+    first = launch(source, partial, {"rows": rows}, strides, constants, grid, window, options)
     joined = {"parts": window, "bias": window if bias is None else bias, "output": output}
     sums: dict[str, Any] = {
         "N": columns,
@@ -119,3 +124,32 @@ def tile_steps(call: ExternCall, blocks: Blocks) -> tuple[Allocate | OwnLaunch, 
         JOIN, joined, {"elements": elements}, {}, sums, ("-(elements // -BLOCK)", "1", "1"), output, (4, 2)
     )
     return parts, first, second
+
+
+def _tile_source(call: ExternCall, run: int, in_halves: bool) -> str:
+    """The kernel's text: in float32 there are no tensor cores to write for."""
+    x, _, scales, zeros, _, bits, group = call.operands[:7]
+    if x.dtype is DType.FLOAT32:
+        return LOOP
+    is_half = x.dtype is DType.FLOAT16 and (not group or scales.dtype is DType.FLOAT16)
+    return tile_text(
+        bits, run, has_groups=group != 0, has_zeros=zeros is not None, in_halves=in_halves and is_half
+    )
+
+
+def expand_steps(call: ExternCall) -> tuple[Allocate | OwnLaunch | ExternCall, ...]:
+    """The product by a library, behind a kernel that writes the weight out in the type of x."""
+    x, words, _, _, bias = call.operands[:5]
+    output, (rows, columns) = call.outs[0], (words.sizes[0], x.sizes[1])
+    weight = Window(f"{output.buffer}_weight", x.dtype, (rows, columns), (columns, 1))
+    windows = weight_windows(call.operands)
+    read = {name: windows[name] for name in ("words", "scales", "zeros")} | {"output": weight}
+    constants = weight_constants(call.operands) | {"BLOCK_R": 64}
+    del constants["HAS_BIAS"]
+    grid = ("-(N * CHUNKS // -BLOCK_R)", "1", "1")
+    transposed = replace(weight, sizes=(columns, rows), strides=(1, columns))
+    return (
+        Allocate(weight, rows * columns * x.dtype.itemsize),
+        launch(EXPAND, read, {}, {}, constants, grid, weight, (4, 2)),
+        replace(call, operator=LINEAR, operands=(x, transposed, bias, "none")),
+    )

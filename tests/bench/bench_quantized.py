@@ -3,8 +3,9 @@
     python tests/bench/bench_quantized.py
 
 Each launch reads another copy of the weight, more of them than the L2 cache holds, all in one CUDA graph. Times are
-medians of graph replays, a launch's share (with the kernel that joins parts, where there is one). GB/s counts the
-bytes of the weight as it is stored; what `to_steps` would choose is marked.
+medians of graph replays, a launch's share (with the kernel that joins parts, where there is one). "written out" is a
+kernel that writes the weight in float16, and torch's product with that, both in the graph. GB/s counts the bytes of
+the weight as it is stored; what `to_steps` would choose is marked.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.nn import functional as F
 
 from devplan.passes.builder import substitute
 from devplan.passes.compile_kernels import canonical, compile_kernel
-from devplan.passes.quantized_linear import OPERATOR, Blocks, blocks_of, tile_steps
+from devplan.passes.quantized_linear import OPERATOR, Blocks, blocks_of, expand_steps, tile_steps
 from devplan.passes.quantized_row import RowBlocks, row_blocks_of, row_steps
 from devplan.passes.quantized_weight import CHUNK, quantized, words_per_chunk
 from devplan.passes.tape import Allocate, ExternCall, KernelSpec, OwnLaunch, Window
@@ -34,7 +35,14 @@ from devplan.runtime.program import KernelCode
 SHAPES = ((4096, 4096), (5632, 2048), (2048, 5632))
 """N, K."""
 SCHEMES = ((8, 0), (4, 128))
-Cut = Blocks | RowBlocks
+
+
+@dataclass(frozen=True)
+class WrittenOut:
+    """The weight as a plain matrix first."""
+
+
+Cut = Blocks | RowBlocks | WrittenOut
 
 
 @dataclass(frozen=True)
@@ -77,12 +85,20 @@ def candidates(rows: int, shape: tuple[int, int], bits: int) -> Iterator[Cut]:
     if rows == 1:
         for columns, (words, warps) in product((2, 4, 8, 16), ((256, 2), (512, 4), (1024, 4))):
             yield RowBlocks(columns, words // words_per_chunk(bits), warps)
-    elif rows <= 16:
-        for columns, splits, stages in product((32, 64, 128), (2, 4, 8), (2, 4)):
-            yield Blocks(16, columns, splits, 4, stages)
+    elif rows <= 32:
+        height = 16 if rows <= 16 else 32
+        for columns, splits, stages in product((64, 128), (2, 4, 8), (3, 4)):
+            yield Blocks(height, columns, splits, 4, stages)
+        yield WrittenOut()
     else:
-        for height, columns, warps, stages in product((64, 128), (64, 128), (4, 8), (2, 3)):
-            yield Blocks(height, columns, 1, warps, stages)
+        shapes = ((64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 64, 4), (128, 128, 8), (256, 128, 8))
+        parts = (1,) if rows > 256 else (1, 2, 4)
+        for (height, columns, warps), stages, splits in product(shapes, (3, 4), parts):
+            if height <= 2 * rows:
+                yield Blocks(height, columns, splits, warps, stages)
+        for columns, height in product((64, 128), (64, 128)):
+            yield Blocks(height, columns, 1, columns // 16, 3, in_halves=False)
+        yield WrittenOut()
 
 
 def steps_of(job: Job) -> list[Allocate | OwnLaunch]:
@@ -90,6 +106,8 @@ def steps_of(job: Job) -> list[Allocate | OwnLaunch]:
     call = call_for(job.rows, job.shape, job.scheme)
     if isinstance(job.cut, RowBlocks):
         return list(row_steps(call, job.cut))
+    if isinstance(job.cut, WrittenOut):
+        return [step for step in expand_steps(call) if not isinstance(step, ExternCall)]
     return list(tile_steps(call, job.cut))
 
 
@@ -112,7 +130,8 @@ class Data:
         plain_copies = min(LAUNCHES, -(-CACHE_NBYTES // self.plain.nbytes))
         self.plains = [self.plain.clone() for _ in range(plain_copies)]
         self.output = torch.empty(rows, outputs, device="cuda", dtype=torch.float16)
-        self.parts = torch.empty(16 * rows * outputs if rows <= 16 else 1, device="cuda")
+        self.parts = torch.empty(8 * min(rows, 256) * outputs, device="cuda")
+        self.written = torch.empty_like(self.plain)
 
     def address(self, window: Window, index: int) -> int:
         """Where a window of the call is for a launch."""
@@ -120,6 +139,7 @@ class Data:
             return self.words[index % len(self.words)].data_ptr()
         zeros = self.weight.zeros
         held = {"x": self.x, "scales": self.weight.scales, "zeros": zeros, "output": self.output}
+        held["output_weight"] = self.written
         tensor = held.get(window.buffer, self.parts)
         assert tensor is not None
         return tensor.data_ptr()
@@ -160,18 +180,21 @@ class Launches:
                 function, *grid, *block, code.shared_nbytes, stream, ctypes.addressof(pointers), 0
             )
             assert not int(status), status
+        if any(isinstance(a, Window) and a.buffer == "output_weight" for a in self.steps[0].arguments):
+            torch.mm(data.x, data.written.t(), out=data.output)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 512])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 32, 64, 128, 256, 512, 2048])
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes")
     parser.add_argument("--best", type=int, default=3, help="how many of the fastest to print")
     asked = parser.parse_args()
     work = [
         Job(rows, shape, scheme, cut)
-        for rows, shape, scheme in product(asked.rows, SHAPES, SCHEMES)
+        for rows, shape, scheme in product(asked.rows, SHAPES[: asked.shapes], SCHEMES)
         for cut in dict.fromkeys(candidates(rows, shape, scheme[0]))
     ]
     steps = {job: [s for s in steps_of(job) if isinstance(s, OwnLaunch)] for job in work}
@@ -185,7 +208,7 @@ def main() -> None:
 
     torch.cuda.set_stream(torch.cuda.Stream())
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, float16, {len(unique)} kernels")
-    for rows, shape, scheme in product(asked.rows, SHAPES, SCHEMES):
+    for rows, shape, scheme in product(asked.rows, SHAPES[: asked.shapes], SCHEMES):
         data = Data(rows, shape, scheme)
         if scheme == SCHEMES[0]:
             took = microseconds(lambda i, d=data: F.linear(d.x, d.plains[i % len(d.plains)]))
@@ -201,7 +224,9 @@ def main() -> None:
             if not (error := data.error()) < 2e-3:
                 print(f"  WRONG {job.cut}: {error:.1e}")
             tried.append((microseconds(lambda i, k=launches, d=data: k(d, i)), job.cut))
-        for took, cut in [tried[0], *sorted(tried, key=lambda pair: pair[0])[: asked.best]]:
+        best = sorted(tried, key=lambda pair: pair[0])[: asked.best]
+        known = [pair for pair in tried if isinstance(pair[1], WrittenOut)]
+        for took, cut in dict.fromkeys([tried[0], *best, *known]):
             mark = "chosen" if cut == tried[0][1] else ""
             line(f"  int{scheme[0]} {words(cut):44}{mark}", took, data.nbytes)
 
@@ -210,7 +235,10 @@ def words(cut: Cut) -> str:
     """The blocks in a line."""
     if isinstance(cut, RowBlocks):
         return f"{cut.columns} rows x {cut.chunks} chunks, {cut.num_warps} warps"
-    return f"{cut.rows} x {cut.columns}, {cut.splits} splits, {cut.num_warps} warps, {cut.num_stages} stages"
+    if isinstance(cut, WrittenOut):
+        return "written out"
+    kind = "" if cut.in_halves else ", float32"
+    return f"{cut.rows} x {cut.columns}, {cut.splits} splits, {cut.num_warps} warps, {cut.num_stages} stages{kind}"
 
 
 def line(what: str, took: float, nbytes: int) -> None:
