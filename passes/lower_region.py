@@ -108,7 +108,7 @@ class TapeLowering:
 
     def run(self, names: Sequence[str]) -> list[str]:
         """Emit all steps; give the outputs' values the given names and return what they became."""
-        for step in row_product.looking_ahead(self._tape.steps, self._tape.inputs):
+        for step in self._tape.steps:
             if isinstance(step, Allocate):
                 self._allocate(step)
             elif isinstance(step, Alias):

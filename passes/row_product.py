@@ -9,37 +9,19 @@ factor can be applied to the finished sums: sum(x * g * w) / rms(x) = sum(x / rm
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..runtime.expr import Size
 from .builder import product
 from .own_launch import TYPES
 from .own_operators import own_operator
-from .tape import READY, ExternCall, KernelCall, KernelSpec, OwnLaunch, Step, Window
+from .tape import READY, ExternCall, KernelSpec, OwnLaunch, Window
 
-_AHEAD_NBYTES = 16 << 20
-"""Of an L2 cache of 50 MB, which also holds what is being read."""
-_LINE = 128
-"""Bytes of a line of the cache."""
 _READ_ONCE_NBYTES = 4 << 20
 """Weights from this size on give way in the cache to what is read again soon."""
-_HINTS = """\
-    lines = tl.program_id(0).to(tl.int64) * AHEAD + tl.arange(0, {step})
-    for begin in tl.static_range(0, AHEAD, {step}):
-        address = (ahead + (lines + begin) * {line}).to(tl.int64)
-        tl.inline_asm_elementwise(
-            "{{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }}",
-            "=r,l,r",
-            [address, (lines + begin < {lines}).to(tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-"""
 
 OPERATOR = "devplan.row_product.default"
 MOST_ROWS = 4
@@ -92,23 +74,17 @@ class Blocks:
 def blocks_for(rows: int, outputs: int, columns: int, itemsize: int, is_gated: bool) -> Blocks:
     """The shape for x[rows, columns] times weight[outputs, columns], by size alone.
 
-    A thread loads at least 16 bytes of a row, so that the row of x needs no exchange between threads. On an
-    H200, of shapes with 1 to 8 weight rows, 1 to 8 warps and 16 or 32 bytes of a row for each thread, two
-    rows and 32 bytes are within a few percent of the best where one step covers the row, and four rows where
-    it takes several (`tests/bench/bench_row_product.py`). Registers hold 8 sums or 16 for each row of x and
-    of the weight, which bounds the latter.
+    A thread loads 16 bytes of a row in a step, so that the row of x needs no exchange between threads, and
+    the program two rows of the weight (one of each half where they gate each other). On an H200 that is
+    faster than 32 bytes, 8 warps or more rows in a decoder's step of 154 launches, of which each begins while
+    the one before ends (`tests/bench/bench_decoder_step.py`).
     """
     warps = 4
     step = 32 * 16 // itemsize
     while warps > 1 and columns <= warps * step // 2:
         warps //= 2
-    factor = 2 if columns > warps * step and rows <= 2 else 1
-    streams = 2 if is_gated else 1
-    most = (2 if columns <= factor * warps * step else 4) // streams
-    most = max(1, min(most, 8 // (rows * streams * factor)))
-    while most > 1 and -(-outputs // most) < _PROGRAMS:
-        most //= 2
-    return Blocks(most, factor * warps * step, warps)
+    has_pairs = not is_gated and -(-outputs // 2) >= _PROGRAMS
+    return Blocks(2 if has_pairs else 1, warps * step, warps)
 
 
 def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
@@ -137,10 +113,6 @@ def to_steps_with(call: ExternCall, blocks: Blocks) -> tuple[OwnLaunch, ...]:
         "added_m": 0 if added is None else added.strides[0],
     }
     given = {"x": x, "weight": weight, "bias": bias, "norm": norm, "added": added, "output": output}
-    ahead, lines = call.keywords.get("ahead"), 0
-    if ahead is not None:
-        given["ahead"], lines = ahead, _lines(ahead)
-        constants["AHEAD"] = _share(lines, outputs, blocks)
     windows = {name: window for name, window in given.items() if window is not None}
     parameters = tuple((name, TYPES[window.dtype]) for name, window in windows.items())
     source = _source(x.sizes[0], given, tuple(constants), str(activation), bool(is_gated))
@@ -155,44 +127,8 @@ def to_steps_with(call: ExternCall, blocks: Blocks) -> tuple[OwnLaunch, ...]:
         grid=("-(OUTPUTS // -BLOCK_N)", "1", "1"),
         call_names=tuple(windows),
         read_early=("weight", "bias", "norm"),
-        hints=""
-        if ahead is None
-        else _HINTS.format(line=_LINE // ahead.dtype.itemsize, lines=lines, step=32 * blocks.warps),
     )
     return (OwnLaunch(spec, tuple(windows.values()), (output,)),)
-
-
-def looking_ahead(steps: Sequence[Step], inputs: Collection[str]) -> list[Step]:
-    """The steps of a tape, in which a product after other work fetches what the next product will read.
-
-    While a decoder's attention runs, nothing reads weights. The product behind it is launched already and
-    waits: it can have the weights of the product after it brought into the L2 cache meanwhile. ``inputs``
-    names the tape's inputs, which are there from the start.
-    """
-    made = list(steps)
-    products = [
-        i for i, step in enumerate(steps) if isinstance(step, ExternCall) and step.operator == OPERATOR
-    ]
-    for before, at, after in zip(products, products[1:], products[2:], strict=False):
-        step, following = made[at], made[after]
-        assert isinstance(step, ExternCall) and isinstance(following, ExternCall)
-        has_others = any(isinstance(each, ExternCall | KernelCall) for each in steps[before + 1 : at])
-        weight = following.operands[1]
-        if has_others and weight.buffer in inputs:
-            made[at] = replace(step, keywords={**step.keywords, "ahead": weight})
-    return made
-
-
-def _share(lines: int, outputs: Size, blocks: Blocks) -> int:
-    """Lines that one of a launch's programs fetches: whole turns of all its threads."""
-    assert isinstance(outputs, int)
-    threads = 32 * blocks.warps
-    return -(-lines // (-(-outputs // blocks.rows) * threads)) * threads
-
-
-def _lines(weight: Window) -> int:
-    """How many lines of a weight are fetched ahead."""
-    return min(_nbytes(weight), _AHEAD_NBYTES) // _LINE
 
 
 def _nbytes(weight: Window | None) -> int:
