@@ -55,10 +55,16 @@ def dimension_names(method: dict[str, Any]) -> dict[str, str]:
 
 
 def port_words(port: dict[str, Any], names: Mapping[str, str]) -> str:
-    """``x float16[batchx128x384] @cuda:0``; the device only where it is not the host."""
+    """``x float16[batchx128x384] @cuda:0``; the device only where it is not the host.
+
+    A size that depends on data stands as its bounds: ``hits int64[0..24x2] data-dependent``.
+    """
     extents = [names.get(extent, extent) for extent in port["shape"]]
+    counted = port.get("data_dependent")
+    if counted:
+        extents[counted["dimension"]] = f"{counted['lower']}..{counted['upper']}"
     at = "" if port["device"] == "cpu" else f" @{port['device']}"
-    return f"{port['name']} {port['dtype']}[{shape(extents)}]{at}"
+    return f"{port['name']} {port['dtype']}[{shape(extents)}]{at}" + (" data-dependent" if counted else "")
 
 
 def arenas_table(described: dict[str, Any]) -> RenderableType:

@@ -12,6 +12,7 @@ from ..runtime.expr import Expr, Size, evaluate
 from ..runtime.program import (
     CPU,
     NOWHERE,
+    Count,
     Device,
     Instruction,
     LibraryCall,
@@ -42,6 +43,7 @@ class MethodBuilder:
     inputs: list[Port] = field(default_factory=list[Port])
     outputs: list[Port] = field(default_factory=list[Port])
     notes: list[str] = field(default_factory=list[str])
+    counts: list[Count] = field(default_factory=list[Count])
 
     def bound(self, size: Size) -> int:
         """The size at the declared maximum of every symbol."""
@@ -106,7 +108,7 @@ class MethodBuilder:
         """The method, without storages and values that nothing refers to."""
         used = {n for i in self.instructions for n in (*i.reads, *i.writes)}
         used |= {i.workspace for i in self.instructions if isinstance(i, LibraryCall)}
-        used |= {p.value for p in (*self.inputs, *self.outputs) if p.value}
+        used |= {p.value for p in (*self.inputs, *self.outputs) if p.value} | {c.value for c in self.counts}
         values = tuple(v for v in self.values.values() if v.name in used)
         held = {v.storage for v in values}
         return Method(
@@ -121,6 +123,7 @@ class MethodBuilder:
             input_tree=input_tree,
             output_tree=output_tree,
             notes=tuple(self.notes),
+            counts=tuple(self.counts),
         )
 
 

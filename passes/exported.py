@@ -11,7 +11,7 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ..runtime.errors import UnsupportedOperatorError
-from ..runtime.program import Argument, Symbol
+from ..runtime.program import Argument, SourceLocation, Symbol
 from .call_names import output_names
 from .control_flow import name_apart
 from .dimensions import declared, parameter_names
@@ -48,6 +48,8 @@ class ExportedMethod:
     """Parameters and persistent buffers in ``tensors``: the names that a saved model has them under."""
     notes: tuple[str, ...] = ()
     """What a person should know of what passes did."""
+    counts: tuple[CountSpec, ...] = ()
+    """Sizes that depend on data; their nodes are results of the graph, behind those of the user."""
 
     def add_constant(self, contents: Contents, name: str, value: torch.Tensor) -> torch.fx.Node:
         """A placeholder for a constant that was computed at export."""
@@ -65,7 +67,7 @@ class ExportedMethod:
 
     def drop_unused(self) -> None:
         """Forget contents that nothing reads any more: they need not be in the artifact."""
-        kept = {t for t, _ in self.updates} | {o.node for o in self.outputs}
+        kept = {t for t, _ in self.updates} | {o.node for o in self.outputs} | {c.node for c in self.counts}
         for node in list(self.graph.graph.nodes):
             if node.name in self.contents and not node.users and node.name not in kept:
                 del self.contents[node.name]
@@ -75,6 +77,7 @@ class ExportedMethod:
         """Let outputs and updates that came from one node come from another."""
         self.updates = tuple((t, new if s == old else s) for t, s in self.updates)
         self.outputs = tuple(replace(o, node=new) if o.node == old else o for o in self.outputs)
+        self.counts = tuple(replace(c, node=new) if c.node == old else c for c in self.counts)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,20 @@ class OutputSpec:
     name: str
     node: str
     literal: Argument = None
+    count: str = ""
+    """The `CountSpec` that says how much of dimension ``axis`` is real, where that depends on data."""
+    axis: int = 0
+
+
+@dataclass(frozen=True)
+class CountSpec:
+    """A size that depends on data, the node that computes it, and its declared bounds."""
+
+    name: str
+    node: str
+    lower: int
+    upper: int
+    origin: SourceLocation
 
 
 def cast_methods(methods: Sequence[MethodSource], dtype: str | None) -> list[MethodSource]:

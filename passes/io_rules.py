@@ -29,7 +29,7 @@ def public_name(node: Node) -> str:
 def signature(graph: PlacedGraph) -> Signature:
     """The tensor inputs and outputs of a method by name."""
     inputs = tuple(public_name(n) for n in graph.nodes if n.kind is NodeKind.INPUT and n.type is not None)
-    return Signature(inputs, tuple(output.name for output in graph.outputs))
+    return Signature(inputs, tuple(output.name for output in graph.outputs if not output.is_count))
 
 
 def check_io(
@@ -123,7 +123,7 @@ def _place_output(
 ) -> GraphOutput:
     if not output.node:
         return output
-    if not wants_device(rules, "d2h", method, output.name):
+    if output.is_count or not wants_device(rules, "d2h", method, output.name):
         return replace(output, device=CPU)
     is_constant = placed[trees.root(output.node)].kind is NodeKind.CONSTANT
     return replace(output, device=default if is_constant else placed[output.node].device)

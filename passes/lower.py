@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from ..runtime.errors import PassError
-from ..runtime.program import CPU, Copy, CopyKind, Device, Method, Port, Region, Role, Value
+from ..runtime.program import CPU, Copy, CopyKind, Count, Device, Method, Port, Region, Role, Value
 from .builder import MethodBuilder, contiguous_strides, is_dense, product, scaled
 from .contents import Contents, channels_last, dense_strides
 from .control_flow import all_nodes
 from .decompositions import host_replacements, replacements
-from .exported import ExportedMethod
+from .exported import CountSpec, ExportedMethod
 from .fuse_convolutions import fuse_convolutions
 from .fuse_linears import fuse_linears
 from .fuse_row_products import fuse_row_products
@@ -305,7 +305,8 @@ class _MethodLowering:
 
     def _declare_outputs(self) -> None:
         seen: dict[str, str] = {}
-        for output, spec in zip(self._placed.outputs, self._exported.outputs, strict=True):
+        results = [output for output in self._placed.outputs if not output.is_count]
+        for output, spec in zip(results, self._exported.outputs, strict=True):
             if not output.node:
                 self._builder.outputs.append(Port(spec.name, "", literal=spec.literal))
                 continue
@@ -318,7 +319,20 @@ class _MethodLowering:
             if aliases is None:
                 self._builder.update_storage(storage.name, role=Role.OUTPUT, external=storage.device != CPU)
                 seen[storage.name] = spec.name
-            self._builder.outputs.append(Port(spec.name, value, aliases))
+            self._builder.outputs.append(Port(spec.name, value, aliases, None, spec.count, spec.axis))
+        counts = [output for output in self._placed.outputs if output.is_count]
+        for output, count in zip(counts, self._exported.counts, strict=True):
+            self._declare_count(output.node, count)
+
+    def _declare_count(self, node: str, spec: CountSpec) -> None:
+        """A size that depends on data is left where it is on the host; state may change, and is copied."""
+        value = self._value_of[node]
+        if self._builder.storage_of(value).role is Role.STATE:
+            value = self._own_output(value, spec.node)
+        storage = self._builder.storage_of(value)
+        if storage.role is Role.TEMPORARY:
+            self._builder.update_storage(storage.name, role=Role.OUTPUT)
+        self._builder.counts.append(Count(spec.name, value, spec.lower, spec.upper, spec.origin))
 
     def _aliases(self, value: str, seen: dict[str, str]) -> tuple[str, str] | None:
         storage = self._builder.storage_of(value)

@@ -77,6 +77,8 @@ class GraphOutput:
     name: str
     node: str
     device: Device | None = None
+    is_count: bool = False
+    """A size that depends on data: no output by itself, and always wanted on the host."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from ..runtime.errors import UnsupportedOperatorError
 from .inductor.interfaces import depends_on_data, pytree
 from .origins import origin_of
+from .sizes import bound_of
 
 aten = torch.ops.aten
 
@@ -24,6 +25,8 @@ class Ragged:
     data: Any
     count: Any
     axis: int
+    most: int | None = None
+    """How much the count can be at all, where that is known: what the mask has."""
 
     def filled(self, value: float | bool) -> Tensor:
         """The data with ``value`` behind the count."""
@@ -45,6 +48,52 @@ def ragged_axes(value: Tensor) -> list[int]:
     """The dimensions, counted from the right, whose size depends on data."""
     found = [isinstance(e, torch.SymInt) and depends_on_data(e) for e in value.shape]
     return [at - value.dim() for at, is_ragged in enumerate(found) if is_ragged]
+
+
+def symbols_of(value: Tensor) -> set[str]:
+    """The names of the sizes of a tensor that depend on data."""
+    return {str(value.shape[axis]) for axis in ragged_axes(value)}
+
+
+def counted_by(value: Tensor) -> Any:
+    """The size of a tensor that depends on data, or the first dimension's, where none does."""
+    axes = ragged_axes(value)
+    return value.shape[axes[0]] if axes else value.shape[0]
+
+
+def bounds_of(extent: Any) -> tuple[int, int | None]:
+    """Inclusive bounds of a size, as torch knows them from operators and from `torch._check`."""
+    return bound_of(None, extent) if isinstance(extent, torch.SymInt) else (int(extent), int(extent))
+
+
+def finds(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The mask whose true elements an operator's result has in number; None for other operators."""
+    name, args = str(node.target), list[Any](node.args)
+    if name == "aten.index.Tensor":
+        masks = [i for i in args[1] if isinstance(i, torch.fx.Node) and i.meta["val"].dtype == torch.bool]
+        return masks[0] if masks else None
+    found: torch.fx.Node | None = None
+    if name == "aten.nonzero.default" or (name == "aten.where.default" and len(args) == 1):
+        found = args[0]
+    elif name == "aten.masked_select.default":
+        is_whole = args[0].meta["val"].shape == args[1].meta["val"].shape
+        found = args[1] if is_whole else node  # a mask that is repeated has more
+    return found
+
+
+def note_bounds(nodes: Iterable[torch.fx.Node]) -> None:
+    """Let all that look for the true elements of one mask know the least bound that was declared for any."""
+    least: dict[torch.fx.Node, int] = {}
+    finders = [(node, mask) for node in nodes if (mask := finds(node)) is not None]
+    for node, mask in finders:
+        bound = bounds_of(counted_by(tensors(node)[0]))[1]
+        if bound is not None:
+            least[mask] = min(bound, least.get(mask, bound))
+    for node, mask in finders:
+        node.meta[_BOUND] = least.get(mask)
+
+
+_BOUND = "bound of what is found"
 
 
 def refusal(node: torch.fx.Node) -> UnsupportedOperatorError:
@@ -87,6 +136,11 @@ class _Call:
         leaves = pytree.tree_leaves((list(self.args), self.kwargs), is_leaf=lambda x: isinstance(x, Ragged))
         return [leaf for leaf in leaves if isinstance(leaf, Ragged)]
 
+    def bound(self) -> int | None:
+        """The most elements that what it finds was declared to have; None where nothing was."""
+        known: int | None = self.node.meta.get(_BOUND)
+        return known
+
     def run(self) -> Any:
         """The operator on the padded data."""
 
@@ -127,18 +181,18 @@ def _as_it_is(call: _Call) -> Any:
         return call.run()  # arithmetic with a count
     if not given:
         raise call.refuse()
-    axes = ragged_axes(value)
+    axes = ragged_axes(value) or [-value.dim()]  # a count that is known is no symbol
     if call.name in _MIXES and any(_names_axis(call, each) for each in given):
         raise call.refuse()
-    extents = {each.data.size(each.axis) for each in given}
-    if len(axes) != 1 or len(extents) != 1 or not _of_one_symbol(call.node):
+    extent = given[0].data.size(given[0].axis)
+    is_one = len({str(each.data.size(each.axis)) for each in given}) == 1
+    if len(axes) != 1 or not is_one or not _of_one_symbol(call.node):
         raise call.refuse()
-    (extent,) = extents
     made = _sized(call, extent)
     wanted = [extent if at - value.dim() == axes[0] else e for at, e in enumerate(value.shape)]
-    if list(made.shape) != wanted:
+    if [str(each) for each in made.shape] != [str(each) for each in wanted]:
         raise call.refuse()
-    return Ragged(made, given[0].count, axes[0])
+    return replace(given[0], data=made, axis=axes[0])
 
 
 def _of_one_symbol(node: torch.fx.Node) -> bool:
@@ -146,7 +200,7 @@ def _of_one_symbol(node: torch.fx.Node) -> bool:
     values = [value for n in (node, *node.all_input_nodes) for value in tensors(n)]
     extents: list[Any] = [value.shape[axis] for value in values for axis in ragged_axes(value)]
     found = {extent.node.expr for extent in extents}
-    return len(found) == 1 and all(expression.is_symbol for expression in found)
+    return len(found) <= 1 and all(expression.is_symbol for expression in found)
 
 
 def _sized(call: _Call, extent: Any) -> Any:
@@ -177,38 +231,41 @@ def _nonzero(call: _Call) -> Any:
     mask = call.args[0]
     if isinstance(mask, Ragged):
         raise call.refuse()
-    return Ragged(*_found(mask), -2)
+    return _found(mask, call.bound())
 
 
-def _found(mask: Tensor) -> tuple[Tensor, Tensor]:
-    if not all(_is_known(extent) for extent in mask.shape):
+def _found(mask: Tensor, bound: int | None) -> Ragged:
+    """Where a mask is true, in as many rows as it can be true, or as were declared."""
+    numel: Any = mask.numel()
+    most = bounds_of(numel)[1]
+    if most is None:
         raise UnsupportedOperatorError(
-            "the size of a mask whose true elements are looked for is dynamic", hint="use `torch.where`"
+            "the size of a mask whose true elements are looked for has no bound", hint="use `torch.where`"
         )
-    indices = torch.nonzero_static(mask, size=mask.numel(), fill_value=0)
-    return indices, (mask != 0).sum()
-
-
-def _is_known(extent: Any) -> bool:
-    return not isinstance(extent, torch.SymInt)
+    size = numel if bound is None or bound >= most else bound
+    return Ragged(torch.nonzero_static(mask, size=size, fill_value=0), (mask != 0).sum(), -2, most)
 
 
 def _where(call: _Call) -> Any:
     """The indices by dimension, where only a mask is given; else the choice, element by element."""
     if len(call.args) > 1:
         return _as_it_is(call)
-    indices = _nonzero(call)
-    return [Ragged(column, indices.count, -1) for column in indices.data.unbind(1)]
+    return _by_dimension(_nonzero(call))
 
 
-def _columns(indices: Sequence[Any]) -> tuple[list[Any], Any]:
+def _by_dimension(indices: Ragged) -> list[Ragged]:
+    return [replace(indices, data=column, axis=-1) for column in indices.data.unbind(1)]
+
+
+def _columns(indices: Sequence[Any], bound: int | None) -> tuple[list[Any], Any]:
     """Indices with a mask spelled as those of its dimensions; and their count (None without a mask)."""
     found: list[Any] = []
     count: Any = None
     for index in indices:
         if isinstance(index, Tensor) and index.dtype == torch.bool:
-            places, count = _found(index)
-            found += [Ragged(column, count, -1) for column in places.unbind(1)]
+            places = _found(index, bound)
+            found += _by_dimension(places)
+            count = places.count
         else:
             found.append(index)
             count = index.count if isinstance(index, Ragged) else count
@@ -218,9 +275,10 @@ def _columns(indices: Sequence[Any]) -> tuple[list[Any], Any]:
 def _index(call: _Call) -> Any:
     """Rows by mask or by indices."""
     x, indices = call.args
-    if isinstance(x, Ragged):
+    is_exact = not ragged_axes(tensors(call.node)[0])
+    if isinstance(x, Ragged) or (is_exact and indices[0] is None):
         raise call.refuse()
-    columns, _ = _columns(indices)
+    columns, _ = _columns(indices, call.bound())
     return _as_it_is(replace(call, args=(x, columns)))
 
 
@@ -228,16 +286,18 @@ def _masked_select(call: _Call) -> Any:
     x, mask = call.args
     if isinstance(x, Ragged) or isinstance(mask, Ragged):
         raise call.refuse()
-    broadcast: Any = torch.broadcast_tensors
-    x, mask = broadcast(x, mask)
-    places, count = _found(mask.flatten())
-    return Ragged(x.flatten()[places[:, 0]], count, -1)
+    if x.shape != mask.shape:  # else left alone, so that the same mask elsewhere is not searched again
+        broadcast: Any = torch.broadcast_tensors
+        x, mask = broadcast(x, mask)
+    places = _found(mask, call.bound())
+    return replace(places, data=x[tuple(places.data.unbind(1))], axis=-1)
 
 
 def _index_put(call: _Call) -> Tensor:
     """Values at indices; those behind the count go to a place of their own, which is cut off."""
     x, indices, values, *rest = call.args
-    columns, count = _columns(indices)
+    given = values.data if isinstance(values, Ragged) else values
+    columns, count = _columns(indices, given.size(values.axis) if isinstance(values, Ragged) else None)
     if isinstance(x, Ragged) or any(column is None for column in columns) or count is None:
         raise call.refuse()
     extents, inner = x.shape[: len(columns)], x.shape[len(columns) :]
@@ -248,7 +308,6 @@ def _index_put(call: _Call) -> Tensor:
         place = place * extent + torch.where(at < 0, at + extent, at)
     place = Ragged(place, count, -1).filled(flat.size(0))
     wider = torch.cat([flat, flat.new_zeros((1, *inner))])
-    given = values.data if isinstance(values, Ragged) else values
     made: Tensor = aten.index_put.default(wider, [place], given, bool(rest and rest[0]))
     return made[:-1].reshape(x.shape)
 
@@ -286,13 +345,13 @@ def _unbind(call: _Call) -> Any:
     if dim == x.axis:
         raise call.refuse()
     axis = x.axis + 1 if dim > x.axis else x.axis
-    return [Ragged(part, x.count, axis) for part in x.data.unbind(dim)]
+    return [replace(x, data=part, axis=axis) for part in x.data.unbind(dim)]
 
 
 def _softmax(call: _Call) -> Any:
     x, *rest = call.args
     if isinstance(x, Ragged) and _names_axis(call, x):
-        return Ragged(call.target(x.filled(float("-inf")), *rest, **call.kwargs), x.count, x.axis)
+        return replace(x, data=call.target(x.filled(float("-inf")), *rest, **call.kwargs))
     return _as_it_is(call)
 
 

@@ -36,8 +36,9 @@ def to_placed(method: ExportedMethod) -> PlacedGraph:
         if made is not None:
             nodes.append(made)
             known.add(node.name)
-    outputs = tuple(GraphOutput(spec.name, spec.node) for spec in method.outputs)
-    return PlacedGraph(method.name, tuple(nodes), outputs, method.updates, method.symbols)
+    outputs = [GraphOutput(spec.name, spec.node) for spec in method.outputs]
+    outputs += [GraphOutput(f"size {spec.name}", spec.node, is_count=True) for spec in method.counts]
+    return PlacedGraph(method.name, tuple(nodes), tuple(outputs), method.updates, method.symbols)
 
 
 def _operator(node: torch.fx.Node, known: set[str]) -> Node | None:

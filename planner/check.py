@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 
+from ..runtime.dtypes import DType
 from ..runtime.errors import PlanError
 from ..runtime.expr import Expr, evaluate
 from ..runtime.program import (
@@ -297,6 +298,7 @@ class _MethodCheck:
         for port in (*self.method.inputs, *self.method.outputs):
             if port.value and port.value not in self.values:
                 raise self._error(f"port `{port.name}` names `{port.value}`, which is no value")
+        self._check_counts()
         inputs = {port.name: port for port in self.method.inputs}
         outputs = {port.name: port for port in self.method.outputs}
         for port in self.method.outputs:
@@ -311,6 +313,23 @@ class _MethodCheck:
                     raise self._error(
                         f"output `{port.name}` is no alias of {kind} `{name}`: they share no storage"
                     )
+
+    def _check_counts(self) -> None:
+        """A count is one int64 on the host; an output has a dimension that it may count."""
+        for count in self.method.counts:
+            value = self.values.get(count.value)
+            if value is None or value.dtype is not DType.INT64 or any(extent != 1 for extent in value.shape):
+                raise self._error(f"count `{count.name}` is no integer")
+            if self._home(count.value).device.kind != "cpu":
+                raise self._error(f"count `{count.name}` is not on the host")
+            if not 0 <= count.lower <= count.upper:
+                raise self._error(f"count `{count.name}` runs from {count.lower} to {count.upper}")
+        known = {count.name for count in self.method.counts}
+        for port in self.method.outputs:
+            if port.count and (
+                port.count not in known or not 0 <= port.axis < len(self.values[port.value].shape)
+            ):
+                raise self._error(f"output `{port.name}` counts `{port.count}` along dimension {port.axis}")
 
     def _check_undeclared(self) -> None:
         """An output may share bytes with an input, state or another output only where it says so."""
@@ -356,6 +375,8 @@ class _MethodCheck:
         if len(code) in entry:
             outputs = [self.values[port.value].storage for port in self.method.outputs if port.value]
             self._require(entry[len(code)], outputs, "at the end", "the output")
+            counts = [self.values[count.value].storage for count in self.method.counts]
+            self._require(entry[len(code)], counts, "at the end", "the count")
 
     def _given(self) -> list[str]:
         return [self.values[port.value].storage for port in self.method.inputs if port.value]

@@ -30,7 +30,7 @@ _POINTER_ALIGNMENT = 16
 
 def drop_untouched(method: Method) -> Method:
     """The method without values that nothing names and storages that no value needs."""
-    named = {port.value for port in (*method.inputs, *method.outputs)}
+    named = {port.value for port in method.inputs} | set(method.results)
     for instruction in method.instructions:
         reads, writes = value_accesses(instruction)
         named.update(reads, writes)
@@ -138,7 +138,7 @@ class _Candidate:
     def _role_obstacle(self) -> str:
         if self.old.name == self.new.name:
             return "they share a storage"
-        ports = {port.value for port in (*self.method.inputs, *self.method.outputs) if port.value}
+        ports = {port.value for port in self.method.inputs if port.value} | set(self.method.results)
         if self.old.role is not Role.TEMPORARY or self.old.external:
             return f"the source is {self.old.role.value} memory"
         if any(self.values[name].storage == self.old.name for name in ports):

@@ -88,7 +88,7 @@ def live_ranges(method: Method) -> tuple[LiveRange, ...]:
     end = max(len(method.instructions), 1)
     touched = accesses(method)
     storage_of = {value.name: value.storage for value in method.values}
-    returned = {storage_of[port.value] for port in method.outputs if port.value}
+    returned = {storage_of[name] for name in method.results}
     given = {storage_of[port.value] for port in method.inputs if port.value}
     spans: dict[str, tuple[int, int]] = {}
     for storage in method.storages:

@@ -172,7 +172,7 @@ def _ends(method: Method) -> tuple[set[str], set[str]]:
     """The storages that hold bytes before the first instruction, and those that must after the last."""
     storage_of = {value.name: value.storage for value in method.values}
     given = {storage_of[port.value] for port in method.inputs if port.value}
-    returned = {storage_of[port.value] for port in method.outputs if port.value}
+    returned = {storage_of[name] for name in method.results}
     given |= {storage.name for storage in method.storages if storage.role is Role.INPUT}
     returned |= {storage.name for storage in method.storages if storage.role is Role.OUTPUT}
     return given, returned

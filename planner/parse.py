@@ -19,6 +19,7 @@ from ..runtime.program import (
     Constant,
     Copy,
     CopyKind,
+    Count,
     Device,
     HostCall,
     Instruction,
@@ -250,6 +251,7 @@ class _Reader:
         line.expect("->")
         outputs = line.items("(", ")", lambda: _port(line))
         symbols = tuple(_symbol(each) for each in self._while("symbol"))
+        counts = tuple(_count(each) for each in self._while("count"))
         regions = tuple(_region(each) for each in self._while("region"))
         trees = [(each.take(), each.string(), each.string()) for each in self._while("trees")] or [
             ("", "", "")
@@ -262,7 +264,8 @@ class _Reader:
         instructions = tuple(_instruction(each) for each in self._numbered())
         storages = tuple(storage for storage, _, _ in placed)
         method = Method(
-            name, inputs, outputs, storages, values, instructions, regions, symbols, *trees[0][1:], notes
+            name, inputs, outputs, storages, values, instructions, regions, symbols, *trees[0][1:], notes,
+            counts,
         )  # fmt: skip
         allocations = tuple(place for _, place, _ in placed if place)
         ranges = tuple(live for _, _, live in placed if live)
@@ -337,7 +340,22 @@ def _port(line: _Line) -> Port:
     line.expect("=")
     value, literal = (line.name("%"), None) if line.peek == "%" else ("", line.argument())
     aliases = (line.take("word"), line.name()) if line.skip("aliases") else None
-    return Port(name, value, aliases, literal)
+    count, axis = "", 0
+    if line.skip("counts"):
+        count = line.name()
+        line.expect("along")
+        axis = line.number_()
+    return Port(name, value, aliases, literal, count, axis)
+
+
+def _count(line: _Line) -> Count:
+    line.expect("count")
+    name = line.name()
+    line.expect("=")
+    value = line.name("%")
+    line.expect("in")
+    lower, upper = line.items("[", "]", line.number_)
+    return Count(name, value, lower, upper, _origin(line))
 
 
 def _symbol(line: _Line) -> Symbol:

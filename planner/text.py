@@ -23,6 +23,7 @@ from ..runtime.program import (
     BucketPlan,
     Constant,
     Copy,
+    Count,
     Device,
     HostCall,
     Instruction,
@@ -109,6 +110,7 @@ def _method(method: Method, plan: MethodPlan | None) -> Iterator[str]:
         where = f"{name(symbol.input)}[{symbol.dimension}]"
         named = f" named {quoted(symbol.label)}" if symbol.label else ""
         yield f"  symbol {name(symbol.name)} = {where} in [{symbol.lower},{symbol.upper}]{named}"
+    yield from map(_count, method.counts)
     for region in method.regions:
         yield f"  region {region.device} {name(region.backend)} {region.operators} operators"
     if method.input_tree or method.output_tree:
@@ -211,7 +213,15 @@ def _body(instruction: Instruction) -> str:
 
 def _port(port: Port) -> str:
     text = f"{name(port.name)} = " + (f"%{name(port.value)}" if port.value else literal(port.literal))
-    return text + (f" aliases {port.aliases[0]} {name(port.aliases[1])}" if port.aliases else "")
+    text += f" aliases {port.aliases[0]} {name(port.aliases[1])}" if port.aliases else ""
+    return text + (f" counts {name(port.count)} along {port.axis}" if port.count else "")
+
+
+def _count(count: Count) -> str:
+    bounds = f"[{count.lower},{count.upper}]"
+    return " ".join(
+        [f"  count {name(count.name)} = %{name(count.value)} in {bounds}", *_origin(count.origin)]
+    )
 
 
 def _origin(origin: SourceLocation) -> list[str]:

@@ -54,6 +54,20 @@ def fetching(names: Sequence[str], fetches: Sequence[Fetch]) -> Callable[[], dic
     return lambda: {name: fetch() for name, fetch in pairs}
 
 
+def after(
+    check: Callable[[], None] | None, fetch_all: Callable[[], dict[str, Any]]
+) -> Callable[[], dict[str, Any]]:
+    """The same function, after a check where there is one."""
+    if check is None:
+        return fetch_all
+
+    def checked() -> dict[str, Any]:
+        check()
+        return fetch_all()
+
+    return checked
+
+
 @dataclass
 class Bound:
     """A method bound for given symbol values and caller addresses."""
@@ -75,13 +89,15 @@ class Bound:
     fetch_all: Callable[[], dict[str, Any]] = field(init=False)
     borrow_all: Callable[[], dict[str, Any]] = field(init=False)
     """The outputs by name, as the caller's own or borrowed."""
+    check: Callable[[], None] | None = None
+    """Raises where a size that depends on data is not within its bounds; None where there is no such size."""
     uses: int = 0
     not_captured_reason: str = "these shapes and addresses are new; they are captured when they come again"
 
     def __post_init__(self) -> None:
         self.store_all = storing(self.stores)
-        self.fetch_all = fetching(self.names, self.fetches)
-        self.borrow_all = fetching(self.names, self.borrows)
+        self.fetch_all = after(self.check, fetching(self.names, self.fetches))
+        self.borrow_all = after(self.check, fetching(self.names, self.borrows))
 
     def retire(self) -> CopyTally:
         """Give back what a failed call left; the copies executed so far."""

@@ -10,6 +10,7 @@ from .backend import Backend, Operand
 from .binding import Binder, CopyTally, Decorate, Execution, device_of, refuse_larger, resolve
 from .bound import Bound, BoundCache, BucketUse, Sizes, graphs_nbytes
 from .buckets import bucket_title, symbol_places
+from .counted import Counts
 from .direct import Direct, use_host_ends
 from .errors import UsageError
 from .expr import evaluate
@@ -192,17 +193,19 @@ class Caller:
         ends = host_ends(method, operands, mover)
         binder = Binder(method, context.backends, direct.used, bindings, decorate, ends, direct.saved)
         execution = Execution(binder.segments(), operands, context.backends)
-        moving, fetches = self._fetches(operands, ends)
+        counts = Counts(method, operands) if method.counts else None
+        moving, fetches = self._fetches(operands, ends, counts)
         return Bound(
             operands,
             bindings,
             [self._store(port, operands, ends) for port in method.inputs],
             execution,
             fetches,
-            [self._borrow(port, operands) for port in method.outputs],
+            [self._borrow(port, operands, counts) for port in method.outputs],
             moving,
             direct,
             self._names,
+            counts.check if counts else None,
         )
 
     def _direct(self, operands: dict[str, Operand], bindings: Mapping[str, int]) -> Direct:
@@ -247,7 +250,7 @@ class Caller:
         return store
 
     def _fetches(
-        self, operands: Mapping[str, Operand], ends: Mapping[str, HostEnd]
+        self, operands: Mapping[str, Operand], ends: Mapping[str, HostEnd], counts: Counts | None
     ) -> tuple[list[MovingOutput], list[Fetch]]:
         """What fetches each output. Of outputs that share memory which moves, one takes it, others copies."""
         homes: dict[str, MovingOutput] = {}
@@ -259,22 +262,30 @@ class Caller:
         fetches: list[Fetch] = []
         for index, port in enumerate(self.method.outputs):
             if index in takers:
-                fetches.append(takers[index].fetch)
+                fetches.append(_cut(port, takers[index].fetch, counts))
             elif port.value and self._storage(port).name in homes:
-                fetches.append(homes[self._storage(port).name].part(operands[port.value]))
+                fetches.append(_cut(port, homes[self._storage(port).name].part(operands[port.value]), counts))
             else:
-                fetches.append(self._fetch(port, operands))
+                fetches.append(self._fetch(port, operands, counts))
         return list(takers.values()), fetches
 
-    def _fetch(self, port: Port, operands: Mapping[str, Operand]) -> Fetch:
+    def _fetch(self, port: Port, operands: Mapping[str, Operand], counts: Counts | None) -> Fetch:
         if not port.value:
             return lambda: port.literal
-        return copy_fetch(operands[port.value], self._context.backends, self._context.shared)
+        operand, backends, shared = operands[port.value], self._context.backends, self._context.shared
+        if counts is None or not port.count:
+            return copy_fetch(operand, backends, shared)
+        if operand.device == CPU:
+            return counts.host_fetch(port, operand)
+        return lambda: copy_fetch(counts.cut(port, operand), backends, shared)()
 
-    def _borrow(self, port: Port, operands: Mapping[str, Operand]) -> Fetch:
+    def _borrow(self, port: Port, operands: Mapping[str, Operand], counts: Counts | None) -> Fetch:
         if not port.value:
             return lambda: port.literal
-        return borrow_fetch(operands[port.value], self._context.backends, self._context.generation)
+        operand, backends, generation = operands[port.value], self._context.backends, self._context.generation
+        if counts is None or not port.count:
+            return borrow_fetch(operand, backends, generation)
+        return lambda: borrow_fetch(counts.cut(port, operand), backends, generation)()
 
     # --- shapes and addresses that change from call to call ---------------------------------------
 
@@ -334,13 +345,17 @@ class Caller:
     def _fetch_dynamic(
         self, bound: Bound, args: Sequence[Any], blocks: Mapping[str, OutputBlock], borrow: bool
     ) -> dict[str, Any]:
+        if bound.check is not None:
+            bound.check()
         fetches = bound.borrows if borrow else bound.fetches
+        counts = Counts(self.method, bound.operands)
         results: dict[str, Any] = {}
         for port, fetch in zip(self.method.outputs, fetches, strict=True):
             if not port.value or not self._storage(port).external:
                 results[port.name] = fetch()
             elif (name := self._storage(port).name) in blocks:
-                results[port.name] = blocks[name].tensor(bound.operands[port.value])
+                operand = bound.operands[port.value]
+                results[port.name] = blocks[name].tensor(counts.cut(port, operand) if port.count else operand)
             else:
                 results[port.name] = self._returned_input(port, bound.operands, args[self._inputs[name]])
         return results
@@ -352,6 +367,11 @@ class Caller:
         if operand == operands.get(passed.value):
             return tensor
         return self._context.shared.backends[operand.device].wrap(operand, lambda: _keep(tensor))
+
+
+def _cut(port: Port, fetch: Fetch, counts: Counts | None) -> Fetch:
+    """Fetches what is real of an output on the host whose size depends on data; others as they are."""
+    return fetch if counts is None or not port.count else lambda: counts.cut_host(port, fetch())
 
 
 def _keep(tensor: Any) -> None:

@@ -19,6 +19,7 @@ from .program import (
     BucketPlan,
     Copy,
     CopyKind,
+    Count,
     HostCall,
     Launch,
     LibraryCall,
@@ -96,7 +97,10 @@ def describe_method(method: Method, plan: MethodPlan | None) -> Document:
     return {
         "name": method.name,
         "inputs": [view.port(port) for port in method.inputs],
-        "outputs": [view.port(port) | {"aliases": _aliases(port)} for port in method.outputs],
+        "outputs": [
+            view.port(port) | {"aliases": _aliases(port), "data_dependent": view.data_dependent(port)}
+            for port in method.outputs
+        ],
         "symbols": [
             {
                 "name": symbol.name,
@@ -108,6 +112,7 @@ def describe_method(method: Method, plan: MethodPlan | None) -> Document:
             }
             for symbol in method.symbols
         ],
+        "counts": [view.count(count) for count in method.counts],
         "buckets": [_bucket(bucket, method, plan, view.storages) for bucket in plan.buckets] if plan else [],
         "copies": view.copies(),
         "arenas": [_arena(arena, plan, view.storages) for arena in plan.arenas] if plan else [],
@@ -141,10 +146,33 @@ class _View:
         return {
             "name": port.name,
             "dtype": str(value.dtype),
-            "shape": [size if isinstance(size, int) else str(size) for size in value.shape],
+            "shape": [
+                port.count
+                if port.count and axis == port.axis
+                else (size if isinstance(size, int) else str(size))
+                for axis, size in enumerate(value.shape)
+            ],
             "max_shape": [evaluate(size, self.bounds) for size in value.shape],
             "device": str(self.storages[value.storage].device),
             "bytes": self.nbytes(value),
+        }
+
+    def data_dependent(self, port: Port) -> Document | None:
+        """Which dimension of an output has a size that is known when a call ends, and its declared bounds."""
+        if not port.count:
+            return None
+        (count,) = (count for count in self.method.counts if count.name == port.count)
+        return {"dimension": port.axis, "count": count.name, "lower": count.lower, "upper": count.upper}
+
+    def count(self, count: Count) -> Document:
+        """A size that depends on data, and the outputs that have it; without any it is only checked."""
+        outputs = [port.name for port in self.method.outputs if port.count == count.name]
+        return {
+            "name": count.name,
+            "lower": count.lower,
+            "upper": count.upper,
+            "outputs": outputs,
+            "origin": str(count.origin),
         }
 
     def nbytes(self, value: Value) -> int:
@@ -153,7 +181,8 @@ class _View:
 
     def copies(self) -> list[Document]:
         """The ledger: every transfer between devices, in execution order."""
-        names = {port.value: port.name for port in (*self.method.outputs, *self.method.inputs) if port.value}
+        names = {count.value: f"size {count.name}" for count in self.method.counts}
+        names |= {port.value: port.name for port in (*self.method.outputs, *self.method.inputs) if port.value}
         ledger: list[Document] = []
         for index, item in enumerate(self.method.instructions):
             if not isinstance(item, Copy) or item.kind is CopyKind.LOCAL:

@@ -90,9 +90,8 @@ def host_ends(
     storages = {storage.name: storage for storage in method.storages}
     storage_of = {value.name: value.storage for value in method.values}
     users = users_by_storage(method)
-    given, shown = (
-        [storage_of[port.value] for port in ports if port.value] for ports in (method.inputs, method.outputs)
-    )
+    given = [storage_of[port.value] for port in method.inputs if port.value]
+    shown = [storage_of[name] for name in method.results]
     ends: dict[str, HostEnd] = {}
     moved: set[str] = set()
     for ports, kind in ((method.inputs, CopyKind.H2D), (method.outputs, CopyKind.D2H)):

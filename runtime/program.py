@@ -277,6 +277,25 @@ class Port:
     value: str
     aliases: tuple[str, str] | None = None
     literal: Argument = None
+    count: str = ""
+    """Of an output whose size depends on data: the `Count` that says how much of ``axis`` is real."""
+    axis: int = 0
+    """The dimension that has a count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A size that depends on data: ``value``, one int64 on the host, holds it when a call ends.
+
+    Memory is planned for ``upper``. A call whose count is not within both bounds has failed: elements beyond
+    the bound were left out, so that its results are wrong.
+    """
+
+    name: str
+    value: str
+    lower: int
+    upper: int
+    origin: SourceLocation = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +315,14 @@ class Method:
     output_tree: str = ""
     notes: tuple[str, ...] = ()
     """What a person should know of how this method was made: what was not done in place, and why."""
+    counts: tuple[Count, ...] = ()
+    """Sizes that depend on data and are read, or checked against their bounds, after each call."""
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The values that a call leaves: those of the outputs, and of the counts."""
+        returned = (port.value for port in self.outputs if port.value)
+        return (*returned, *(count.value for count in self.counts))
 
     def storage(self, name: str) -> Storage:
         """The storage of that name; StopIteration if there is none."""

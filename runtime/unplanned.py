@@ -11,6 +11,7 @@ from typing import Any
 from .backend import Operand
 from .binding import CopyTally, device_of, is_empty, jump_condition, resolve
 from .calls import Caller, Context
+from .counted import Counts
 from .errors import PlanError, UsageError
 from .expr import evaluate
 from .memory import Allocator
@@ -59,11 +60,15 @@ class UnplannedCaller(Caller):
         self, args: Sequence[Any], memory: CallMemory, blocks: Mapping[str, OutputBlock]
     ) -> dict[str, Any]:
         results: dict[str, Any] = {}
+        counts = Counts(self.method, memory.operands(count.value for count in self.method.counts))
+        counts.check()
         for port in self.method.outputs:
             if not port.value:
                 results[port.name] = port.literal
                 continue
             operands = memory.operands([port.value])
+            if port.count:
+                operands[port.value] = counts.cut(port, operands[port.value])
             if not self._storage(port).external:
                 operand = operands[port.value]
                 results[port.name] = copy_fetch(operand, self._context.backends, self._context.shared)()
@@ -176,4 +181,4 @@ def last_uses(method: Method) -> dict[str, int]:
                     spans[name] = (first, max(last, end))
     forever = len(method.instructions)
     last_use = {storage.name: spans.get(storage.name, (0, forever))[1] for storage in method.storages}
-    return last_use | {storage_of[port.value]: forever for port in method.outputs if port.value}
+    return last_use | {storage_of[name]: forever for name in method.results}

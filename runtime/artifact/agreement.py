@@ -69,7 +69,8 @@ class _Comparison:
             tensor = entry.content if entry.contentType == TENSOR else None
             self.same(f"value `{value.name}` is", _view(tensor), view)  # type: ignore[arg-type]  # by its tag
         self._ports("inputs", self.method.inputs, self.table.inputs or ())
-        self._ports("outputs", self.method.outputs, self.table.outputs or ())
+        counts = tuple(Port(count.name, count.value) for count in self.method.counts)
+        self._ports("outputs", (*self.method.outputs, *counts), self.table.outputs or ())
         self._buffers(plans)
         named = {value.name: view for value, view in zip(self.method.values, views, strict=True)}
         self._calls(PortableForms(self.method, named))

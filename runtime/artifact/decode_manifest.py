@@ -11,6 +11,7 @@ from ..program import (
     Arena,
     BucketPlan,
     Constant,
+    Count,
     Instruction,
     Kernel,
     KernelCode,
@@ -176,10 +177,11 @@ def _method(item: fb.MethodT, kernels: Sequence[str], load_region: LoadRegion) -
     values = [value.name or "" for value in item.values or ()]
     names = Names(values, kernels, expressions(item.expressions), origins(item.origins))
     storages = tuple(_storage(entry, names) for entry in item.storages or ())
+    counts = tuple(_count(entry, names) for entry in item.counts or ())
     return Method(
         item.name or "",
-        tuple(_port(entry, names) for entry in item.inputs or ()),
-        tuple(_port(entry, names) for entry in item.outputs or ()),
+        tuple(_port(entry, names, counts) for entry in item.inputs or ()),
+        tuple(_port(entry, names, counts) for entry in item.outputs or ()),
         storages,
         tuple(_value(entry, storages, names) for entry in item.values or ()),
         _instructions(item, names, load_region),
@@ -200,6 +202,7 @@ def _method(item: fb.MethodT, kernels: Sequence[str], load_region: LoadRegion) -
         item.inputTree or "",
         item.outputTree or "",
         tuple(item.notes or ()),
+        counts,
     )
 
 
@@ -229,14 +232,21 @@ def _region(
     return [instruction(entry, inner) for entry in blob.instructions or ()]
 
 
-def _port(item: fb.PortT, names: Names) -> Port:
+def _port(item: fb.PortT, names: Names, counts: Sequence[Count]) -> Port:
     kind = pick(ALIAS_KINDS, item.aliasKind, "alias kind")
     return Port(
         item.name or "",
         names.value(item.value - 1) if item.value else "",
         (kind, item.aliasName or "") if kind else None,
         argument(item.literal, names) if item.literal is not None else None,
+        pick(counts, item.count - 1, "count").name if item.count else "",
+        item.axis,
     )
+
+
+def _count(item: fb.CountT, names: Names) -> Count:
+    origin = names.origin(item.origin)
+    return Count(item.name or "", names.value(item.value), item.lower, item.upper, origin)
 
 
 def _storage(item: fb.StorageT, names: Names) -> Storage:

@@ -11,6 +11,7 @@ from ..program import (
     Arena,
     BucketPlan,
     Constant,
+    Count,
     Kernel,
     KernelCode,
     LiveRange,
@@ -35,7 +36,7 @@ from .encode import (
     instruction,
 )
 from .generated import devplan_generated as fb
-from .layout import FORMAT_VERSION, Blob, DataFile
+from .layout import Blob, DataFile, version_of
 from .runs import Step, steps
 
 
@@ -48,7 +49,7 @@ def manifest(
     plans = {plan.method: plan for plan in planned.plan.methods}
     numbers = {blob.digest: index for index, blob in enumerate(blobs)}
     table = fb.ManifestT()
-    table.version, table.producer = FORMAT_VERSION, producer
+    table.version, table.producer = version_of(program), producer
     table.architectures = list(program.architectures)
     table.blobs = [_blob(blob) for blob in blobs]
     table.constants = [_constant(constant, numbers) for constant in program.constants]
@@ -138,8 +139,10 @@ def method(item: Method, plan: MethodPlan | None, kernels: Mapping[str, int]) ->
     scope = Scope(values.__getitem__, kernels.__getitem__)
     table = fb.MethodT()
     table.name = item.name
-    table.inputs = [_port(port, scope) for port in item.inputs]
-    table.outputs = [_port(port, scope) for port in item.outputs]
+    counts = {count.name: index for index, count in enumerate(item.counts)}
+    table.inputs = [_port(port, scope, counts) for port in item.inputs]
+    table.outputs = [_port(port, scope, counts) for port in item.outputs]
+    table.counts = [_count(count, scope) for count in item.counts] or None
     table.storages = [_storage(storage, scope) for storage in item.storages]
     table.values = [_value(value, storages, scope) for value in item.values]
     table.instructions = _step_tables(item, steps(item), scope)
@@ -165,13 +168,22 @@ def _step_tables(item: Method, cut: Sequence[Step], scope: Scope) -> list[fb.Ins
     return tables
 
 
-def _port(port: Port, scope: Scope) -> fb.PortT:
+def _port(port: Port, scope: Scope, counts: Mapping[str, int]) -> fb.PortT:
     table = fb.PortT()
     table.name = port.name
     table.value = scope.value(port.value) + 1 if port.value else 0
     if port.aliases is not None:
         table.aliasKind, table.aliasName = ALIAS_KINDS.index(port.aliases[0]), port.aliases[1]
     table.literal = argument(port.literal, scope) if port.literal is not None else None
+    if port.count:
+        table.count, table.axis = counts[port.count] + 1, port.axis
+    return table
+
+
+def _count(count: Count, scope: Scope) -> fb.CountT:
+    table = fb.CountT()
+    table.name, table.value = count.name, scope.value(count.value)
+    table.lower, table.upper, table.origin = count.lower, count.upper, scope.origin(count.origin)
     return table
 
 

@@ -93,6 +93,7 @@ class _Plan:
         table.name, table.container = self.method.name, _container(self.method)
         table.inputs = [self._port(port) for port in self.method.inputs]
         table.outputs = [self._port(port) for port in self.method.outputs]
+        table.outputs += [self.values.numbers[count.value] for count in self.method.counts]
         chain = fb.ChainT()
         chain.inputs, chain.outputs, chain.instructions = [], [], self._instructions(cut)
         table.chains, table.values = [chain], self.values.tables

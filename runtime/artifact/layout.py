@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from ..program import Program
 from ..recipes import Recipe
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Of the manifest and the delegates' blobs, in the order of their making:
 
 1. The first.
+2. Sizes that depend on data (`Count`): a reader that knows of none would hand out more than is real. Programs
+   without them are written as version 1, which they are.
 """
 ALIGNMENT = 256
 MAGIC = b"ET12"
@@ -36,6 +38,11 @@ CODE_KEY = "devplan.code."
 BACKEND_ID = "DevplanBackend"
 EMBEDDED, EXTERNAL, REFERENCE, GIVEN = range(4)
 """Where constants' bytes are: `Blob.location`."""
+
+
+def version_of(program: Program) -> int:
+    """The oldest version that says all there is to say of a program."""
+    return FORMAT_VERSION if any(method.counts for method in program.methods) else 1
 
 
 def align(nbytes: int, alignment: int = ALIGNMENT) -> int:

@@ -122,10 +122,10 @@ def _read(path: Path, data: memoryview, folders: Sequence[Path], weights: Sequen
     if MANIFEST_KEY not in named:
         raise ArtifactError("holds no program of devplan", why=f"there is no `{MANIFEST_KEY}`")
     manifest: blobs_fb.ManifestT = unpack(named[MANIFEST_KEY], DEVPLAN, "Manifest", what="the manifest")
-    if manifest.version != FORMAT_VERSION:
+    if not 1 <= manifest.version <= FORMAT_VERSION:
         raise ArtifactError(
             f"is of format version {manifest.version}",
-            why=f"this devplan reads version {FORMAT_VERSION}",
+            why=f"this devplan reads versions 1 to {FORMAT_VERSION}",
             hint=f"it was written by devplan {manifest.producer}",
         )
     constants = _constant_segment(program, segments, data[begin:end])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ..dtypes import DType
 from ..errors import ArtifactError
 from ..expr import Expr, Size, evaluate
 from ..library import FUNCTIONS
@@ -16,6 +17,7 @@ from ..program import (
     CPU,
     Copy,
     CopyKind,
+    Count,
     Device,
     HostCall,
     Instruction,
@@ -79,6 +81,7 @@ class MethodChecker:
             verify_unique("symbol", (symbol.name for symbol in method.symbols))
             verify_unique("input", (port.name for port in method.inputs))
             verify_unique("output", (port.name for port in method.outputs))
+            verify_unique("count", (count.name for count in method.counts))
         except ArtifactError as error:
             raise self.fail(error.what) from None
         self._symbols()
@@ -88,6 +91,8 @@ class MethodChecker:
             self._value(value)
         for port in (*method.inputs, *method.outputs):
             self._port(port)
+        for count in method.counts:
+            self._count(count)
         for index, instruction in enumerate(method.instructions):
             self._instruction(index, instruction)
 
@@ -157,12 +162,29 @@ class MethodChecker:
     def _port(self, port: Port) -> None:
         if port.value and port.value not in self.values:
             raise self.fail(f"`{port.name}` is value `{port.value}`", "there is no such value")
+        if port.count and (port not in self.method.outputs or not port.value):
+            raise self.fail(f"`{port.name}` counts `{port.count}`", "it is no output with a value")
+        if port.count:
+            if port.count not in {count.name for count in self.method.counts}:
+                raise self.fail(f"`{port.name}` counts `{port.count}`", "there is no such count")
+            if port.axis >= len(self.values[port.value].shape):
+                raise self.fail(f"`{port.name}` counts along dimension {port.axis}")
         if port.aliases is not None:
             kind, name = port.aliases
             ports = {"input": self.method.inputs, "output": self.method.outputs}
             names = self.states if kind == "state" else {item.name for item in ports.get(kind, ())}
             if name not in names:
                 raise self.fail(f"`{port.name}` aliases {kind} `{name}`", "there is no such thing")
+
+    def _count(self, count: Count) -> None:
+        if count.value not in self.values:
+            raise self.fail(f"count `{count.name}` is value `{count.value}`", "there is no such value")
+        value = self.values[count.value]
+        extents = [self.size(size, f"a dimension of `{value.name}`") for size in value.shape]
+        if value.dtype is not DType.INT64 or extents not in ([], [1]) or self.device(value.name) != CPU:
+            raise self.fail(f"count `{count.name}` is value `{count.value}`", "it is no integer on the host")
+        if not 0 <= count.lower <= count.upper:
+            raise self.fail(f"count `{count.name}` runs from {count.lower} to {count.upper}")
 
     def _instruction(self, index: int, item: Instruction) -> None:
         at = f"instruction {index}"

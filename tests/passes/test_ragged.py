@@ -97,7 +97,6 @@ def test_masks_equal_eager(function: Callable[..., Any], device: str) -> None:
 @pytest.mark.parametrize(
     ("function", "operator"),
     [
-        (lambda layer, x: x[x > 0], "aten.index.Tensor"),
         (lambda layer, x: x[x > 0].sort()[0].sum(), "aten.sort.default"),
         (lambda layer, x: x[x[:, 0] > 0][1:].sum(), "aten.slice.Tensor"),
         (lambda layer, x: x[:, x[0] > 0].argmax(), "aten.argmax.default"),

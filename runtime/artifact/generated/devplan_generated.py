@@ -2558,12 +2558,28 @@ class Port(object):
             return obj
         return None
 
-def PortStart(builder): builder.StartObject(5)
+    # Port
+    def Count(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # Port
+    def Axis(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+def PortStart(builder): builder.StartObject(7)
 def PortAddName(builder, name): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
 def PortAddValue(builder, value): builder.PrependUint32Slot(1, value, 0)
 def PortAddAliasKind(builder, aliasKind): builder.PrependUint8Slot(2, aliasKind, 0)
 def PortAddAliasName(builder, aliasName): builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(aliasName), 0)
 def PortAddLiteral(builder, literal): builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(literal), 0)
+def PortAddCount(builder, count): builder.PrependUint32Slot(5, count, 0)
+def PortAddAxis(builder, axis): builder.PrependUint32Slot(6, axis, 0)
 def PortEnd(builder): return builder.EndObject()
 
 try:
@@ -2580,6 +2596,8 @@ class PortT(object):
         self.aliasKind = 0  # type: int
         self.aliasName = None  # type: str
         self.literal = None  # type: Optional[ArgumentT]
+        self.count = 0  # type: int
+        self.axis = 0  # type: int
 
     @classmethod
     def InitFromBuf(cls, buf, pos):
@@ -2603,6 +2621,8 @@ class PortT(object):
         self.aliasName = port.AliasName()
         if port.Literal() is not None:
             self.literal = ArgumentT.InitFromObj(port.Literal())
+        self.count = port.Count()
+        self.axis = port.Axis()
 
     # PortT
     def Pack(self, builder):
@@ -2621,8 +2641,119 @@ class PortT(object):
             PortAddAliasName(builder, aliasName)
         if self.literal is not None:
             PortAddLiteral(builder, literal)
+        PortAddCount(builder, self.count)
+        PortAddAxis(builder, self.axis)
         port = PortEnd(builder)
         return port
+
+
+class Count(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = Count()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsCount(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    # Count
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # Count
+    def Name(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # Count
+    def Value(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # Count
+    def Lower(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+    # Count
+    def Upper(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+    # Count
+    def Origin(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+def CountStart(builder): builder.StartObject(5)
+def CountAddName(builder, name): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
+def CountAddValue(builder, value): builder.PrependUint32Slot(1, value, 0)
+def CountAddLower(builder, lower): builder.PrependInt64Slot(2, lower, 0)
+def CountAddUpper(builder, upper): builder.PrependInt64Slot(3, upper, 0)
+def CountAddOrigin(builder, origin): builder.PrependUint32Slot(4, origin, 0)
+def CountEnd(builder): return builder.EndObject()
+
+
+class CountT(object):
+
+    # CountT
+    def __init__(self):
+        self.name = None  # type: str
+        self.value = 0  # type: int
+        self.lower = 0  # type: int
+        self.upper = 0  # type: int
+        self.origin = 0  # type: int
+
+    @classmethod
+    def InitFromBuf(cls, buf, pos):
+        count = Count()
+        count.Init(buf, pos)
+        return cls.InitFromObj(count)
+
+    @classmethod
+    def InitFromObj(cls, count):
+        x = CountT()
+        x._UnPack(count)
+        return x
+
+    # CountT
+    def _UnPack(self, count):
+        if count is None:
+            return
+        self.name = count.Name()
+        self.value = count.Value()
+        self.lower = count.Lower()
+        self.upper = count.Upper()
+        self.origin = count.Origin()
+
+    # CountT
+    def Pack(self, builder):
+        if self.name is not None:
+            name = builder.CreateString(self.name)
+        CountStart(builder)
+        if self.name is not None:
+            CountAddName(builder, name)
+        CountAddValue(builder, self.value)
+        CountAddLower(builder, self.lower)
+        CountAddUpper(builder, self.upper)
+        CountAddOrigin(builder, self.origin)
+        count = CountEnd(builder)
+        return count
 
 
 class LiveRange(object):
@@ -3654,7 +3785,31 @@ class Method(object):
             return obj
         return None
 
-def MethodStart(builder): builder.StartObject(14)
+    # Method
+    def Counts(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = Count()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Method
+    def CountsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Method
+    def CountsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        return o == 0
+
+def MethodStart(builder): builder.StartObject(15)
 def MethodAddName(builder, name): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
 def MethodAddInputs(builder, inputs): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(inputs), 0)
 def MethodStartInputsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
@@ -3679,6 +3834,8 @@ def MethodStartExpressionsVector(builder, numElems): return builder.StartVector(
 def MethodAddOrigins(builder, origins): builder.PrependUOffsetTRelativeSlot(12, flatbuffers.number_types.UOffsetTFlags.py_type(origins), 0)
 def MethodStartOriginsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def MethodAddPlan(builder, plan): builder.PrependUOffsetTRelativeSlot(13, flatbuffers.number_types.UOffsetTFlags.py_type(plan), 0)
+def MethodAddCounts(builder, counts): builder.PrependUOffsetTRelativeSlot(14, flatbuffers.number_types.UOffsetTFlags.py_type(counts), 0)
+def MethodStartCountsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def MethodEnd(builder): return builder.EndObject()
 
 try:
@@ -3704,6 +3861,7 @@ class MethodT(object):
         self.expressions = None  # type: List[str]
         self.origins = None  # type: List[OriginT]
         self.plan = None  # type: Optional[PlanT]
+        self.counts = None  # type: List[CountT]
 
     @classmethod
     def InitFromBuf(cls, buf, pos):
@@ -3798,6 +3956,14 @@ class MethodT(object):
                     self.origins.append(origin_)
         if method.Plan() is not None:
             self.plan = PlanT.InitFromObj(method.Plan())
+        if not method.CountsIsNone():
+            self.counts = []
+            for i in range(method.CountsLength()):
+                if method.Counts(i) is None:
+                    self.counts.append(None)
+                else:
+                    count_ = CountT.InitFromObj(method.Counts(i))
+                    self.counts.append(count_)
 
     # MethodT
     def Pack(self, builder):
@@ -3889,6 +4055,14 @@ class MethodT(object):
             origins = builder.EndVector()
         if self.plan is not None:
             plan = self.plan.Pack(builder)
+        if self.counts is not None:
+            countslist = []
+            for i in range(len(self.counts)):
+                countslist.append(self.counts[i].Pack(builder))
+            MethodStartCountsVector(builder, len(self.counts))
+            for i in reversed(range(len(self.counts))):
+                builder.PrependUOffsetTRelative(countslist[i])
+            counts = builder.EndVector()
         MethodStart(builder)
         if self.name is not None:
             MethodAddName(builder, name)
@@ -3918,6 +4092,8 @@ class MethodT(object):
             MethodAddOrigins(builder, origins)
         if self.plan is not None:
             MethodAddPlan(builder, plan)
+        if self.counts is not None:
+            MethodAddCounts(builder, counts)
         method = MethodEnd(builder)
         return method
 

@@ -211,6 +211,17 @@ class PortT:
     aliasKind: int
     aliasName: str | None
     literal: ArgumentT | None
+    count: int
+    axis: int
+    def __init__(self) -> None: ...
+    def Pack(self, builder: Builder) -> int: ...
+
+class CountT:
+    name: str | None
+    value: int
+    lower: int
+    upper: int
+    origin: int
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...
 
@@ -270,6 +281,7 @@ class MethodT:
     expressions: list[str] | None
     origins: list[OriginT] | None
     plan: PlanT | None
+    counts: list[CountT] | None
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...
 

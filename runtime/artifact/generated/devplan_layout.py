@@ -124,6 +124,15 @@ LAYOUT = Layout(
             ('aliasKind', 'scalar', 'B', 0),
             ('aliasName', 'string', 'string', 0),
             ('literal', 'table', 'Argument', 0),
+            ('count', 'scalar', 'I', 0),
+            ('axis', 'scalar', 'I', 0),
+        ),
+        'Count': (
+            ('name', 'string', 'string', 0),
+            ('value', 'scalar', 'I', 0),
+            ('lower', 'scalar', 'q', 0),
+            ('upper', 'scalar', 'q', 0),
+            ('origin', 'scalar', 'I', 0),
         ),
         'LiveRange': (
             ('storage', 'scalar', 'I', 0),
@@ -171,6 +180,7 @@ LAYOUT = Layout(
             ('expressions', 'strings', 'string', 0),
             ('origins', 'tables', 'Origin', 0),
             ('plan', 'table', 'Plan', 0),
+            ('counts', 'tables', 'Count', 0),
         ),
         'Parameter': (
             ('name', 'string', 'string', 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -15,6 +15,7 @@ from devplan.runtime.program import (
     Constant,
     Copy,
     CopyKind,
+    Count,
     Device,
     HostCall,
     Jump,
@@ -148,6 +149,40 @@ def make_sample() -> Sample:
     state = StateVariable("kv", DType.FLOAT32, (4, 4), GPU, 64, DIGEST)
     program = Program((_method(),), (constant,), (state,), (_kernel(),), ("sm_80", "sm_90"))
     return Sample(PlannedProgram(program, Plan((_plan(),))), {DIGEST: WEIGHT})
+
+
+def counted(sample: Sample) -> Sample:
+    """The sample with a size that depends on data: how many rows of ``z`` are real is computed at the end."""
+    (method,), (plan,) = sample.planned.program.methods, sample.planned.plan.methods
+    end = len(method.instructions)
+    z, cache = method.outputs
+    count = HostCall("aten::sum.IntList_out", (Ref("flag"), (), False, None), ("flag",), ("n",), 1)
+    lives = {"s_z": (6, end + 1), "s_cache": (0, end + 1), "s_flag": (5, end + 1)}
+    method = replace(
+        method,
+        outputs=(replace(z, count="u0", axis=0), cache),
+        storages=(*method.storages, Storage("s_n", CPU, 8, Role.OUTPUT, 64)),
+        values=(*method.values, Value("n", "s_n", DType.INT64, (), ())),
+        instructions=(*method.instructions, count),
+        counts=(Count("u0", "n", 0, 3, SourceLocation("", "aten.nonzero.default", "model.py", 4)),),
+    )
+    plan = replace(
+        plan,
+        allocations=(*plan.allocations, Allocation("s_n", 1, 576, 64)),
+        live_ranges=(
+            *(LiveRange(each.storage, *lives.get(each.storage, (each.begin, each.end)))
+              for each in plan.live_ranges),
+            LiveRange("s_n", end, end + 1),
+        ),
+    )  # fmt: skip
+    planned = PlannedProgram(replace(sample.planned.program, methods=(method,)), Plan((plan,)))
+    return replace(sample, planned=planned)
+
+
+@pytest.fixture
+def counted_sample() -> Sample:
+    """One with a size that depends on data."""
+    return counted(make_sample())
 
 
 @pytest.fixture

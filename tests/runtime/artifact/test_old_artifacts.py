@@ -32,18 +32,18 @@ def covers(found: Any, told: Any) -> bool:
 
 @pytest.mark.parametrize("weights", ["embed", "external"])
 def test_the_current_version_has_a_committed_artifact(
-    weights: Any, sample: Any, request: pytest.FixtureRequest
+    weights: Any, counted_sample: Any, request: pytest.FixtureRequest
 ) -> None:
     name = {"embed": "sample", "external": "external"}[weights]
     path = FOLDER / f"v{FORMAT_VERSION}" / f"{name}.pte"
-    planned = sample.planned
+    planned = counted_sample.planned
     if weights == "external":
         # Initial values of state are always embedded, and the sample's constant has the same bytes as one.
         (state,) = planned.program.state
         planned = replace(planned, program=replace(planned.program, state=(replace(state, initial=""),)))
     if request.config.getoption("--update-goldens") and not path.exists():
         path.parent.mkdir(exist_ok=True)
-        write(path, planned, sample.sources(), producer="0.1.0", weights=weights)
+        write(path, planned, counted_sample.sources(), producer="0.1.0", weights=weights)
         path.with_suffix(".json").write_text(json.dumps(describe(read(path)), indent=1) + "\n")
     assert path.exists(), "run pytest --update-goldens and commit the file"
     assert repr(read(path).planned) == repr(planned)
