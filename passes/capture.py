@@ -11,7 +11,10 @@ import torch
 
 from ..runtime.errors import DevplanError, UnsupportedOperatorError
 from .complex_pairs import decompose_complex
+from .data_loops import unrolled_loops
+from .data_turns import close_turns
 from .lifted_tensors import merge_lifted_tensors
+from .module_casts import traced_casts
 from .source import MethodSource
 
 
@@ -21,10 +24,11 @@ def export_method(method: MethodSource) -> torch.export.ExportedProgram:
         ready: torch.export.ExportedProgram = method.exported.run_decompositions({})
         return ready
     try:
-        with torch.no_grad(), grouped_experts(method.module):
+        with torch.no_grad(), grouped_experts(method.module), unrolled_loops(), traced_casts(method.module):
             exported: torch.export.ExportedProgram = torch.export.export(
                 method.module, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=False
             )
+            close_turns(exported)
             merge_lifted_tensors(exported)
             functional: torch.export.ExportedProgram = exported.run_decompositions({})
             return decompose_complex(functional)

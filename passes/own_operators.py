@@ -25,3 +25,15 @@ def own_operator(schema: str) -> Callable[[Fake], Fake]:
         return fake
 
     return define
+
+
+def define_marker(schema: str) -> None:
+    """Define ``devplan::NAME(...) -> ()``, which marks a place in an exported graph and stays where it is."""
+    _LIBRARY.define(schema)
+    name = schema.partition("(")[0]
+    torch.library.register_fake(f"devplan::{name}", _nothing, lib=_LIBRARY)
+    torch.fx.has_side_effect(getattr(torch.ops.devplan, name).default)
+
+
+def _nothing(*operands: Any) -> None:
+    """What a marker computes."""

@@ -29,7 +29,7 @@ class Function(torch.nn.Module):  # type: ignore[misc]
 
 
 def loop_over_data(x: Any) -> Any:
-    return sum(x[row] for row in (x > 0).nonzero())
+    return sum(x[at] for at in (x > 0).nonzero().tolist())
 
 
 def branch_on_data(x: Any) -> Any:
@@ -75,3 +75,26 @@ def test_a_way_that_the_user_chose_is_kept_also_when_the_export_fails() -> None:
         assert experts.config._experts_implementation == "batched_mm"
         raise ZeroDivisionError
     assert experts.config._experts_implementation == "batched_mm"
+
+
+class Cast(torch.nn.Module):  # type: ignore[misc]
+    """A model that casts a part of itself while it runs."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.router = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)).to(kind)
+
+    def forward(self, x: Any) -> Any:
+        self.router = self.router.to(torch.float32)
+        return self.router(x)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+def test_a_module_that_is_cast_while_it_runs_is_cast_in_the_graph(kind: Any) -> None:
+    module, x = Cast(kind).eval(), torch.randn(2, 4)
+    before = module.state_dict(keep_vars=True)
+    exported = export_method(MethodSource("forward", module, (x,)))
+    after = module.state_dict(keep_vars=True)
+    assert list(after) == list(before)
+    assert all(after[name] is tensor and tensor.dtype in (kind, torch.int64) for name, tensor in before.items())
+    torch.testing.assert_close(exported.module()(x), module(x))

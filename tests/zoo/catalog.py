@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from devplan.passes.source import ModelSource
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 TIMM_COUNT, TRANSFORMERS_COUNT = 60, 40
+FURTHER_COUNT = 12
+"""How many a sampled group has in its second sample, drawn from what the first one left."""
+FURTHER = "_further"
+"""The end of the name of a second sample."""
 
 
 def names(group: str) -> list[str]:
@@ -19,15 +23,38 @@ def names(group: str) -> list[str]:
         from .torchvision_models import families as of_torchvision
 
         return of_torchvision()
-    if group == "timm":
-        from .timm_models import families
+    if group.removesuffix(FURTHER) in _SAMPLED:
+        return _sampled(group)
+    groups = [name + end for name in _SAMPLED for end in ("", FURTHER)]
+    raise SystemExit(f"unknown group `{group}`; groups are models, torchvision, {', '.join(groups)}")
 
-        return sample(families(), TIMM_COUNT)
-    if group == "transformers":
-        from .transformers_models import architectures
 
-        return sample(architectures(), TRANSFORMERS_COUNT)
-    raise SystemExit(f"unknown group `{group}`; groups are models, torchvision, timm and transformers")
+def _sampled(group: str) -> list[str]:
+    """The first sample of a group, or the second, of what is not in the first."""
+    listed, count = _SAMPLED[group.removesuffix(FURTHER)]
+    ordered = listed()
+    first = sample(ordered, count)
+    if not group.endswith(FURTHER):
+        return first
+    return sample([name for name in ordered if name not in set(first)], FURTHER_COUNT)
+
+
+def _timm() -> list[str]:
+    from .timm_models import families
+
+    return families()
+
+
+def _transformers() -> list[str]:
+    from .transformers_models import architectures
+
+    return architectures()
+
+
+_SAMPLED: dict[str, tuple[Callable[[], list[str]], int]] = {
+    "timm": (_timm, TIMM_COUNT),
+    "transformers": (_transformers, TRANSFORMERS_COUNT),
+}
 
 
 def sample(ordered: Sequence[str], count: int) -> list[str]:
@@ -47,7 +74,7 @@ def build(group: str, name: str) -> ModelSource:
         from .torchvision_models import build as build_torchvision
 
         return build_torchvision(name)
-    if group == "timm":
+    if group.removesuffix(FURTHER) == "timm":
         from .timm_models import build as build_timm
 
         return build_timm(name)

@@ -52,6 +52,8 @@ _SMALL: dict[str, Any] = {
 }
 """What configurations have in common under many names, at the size of a test."""
 
+_NEED_A_MASK = ("switch_transformers",)
+"""Models that make their mask of ones themselves, but not while they are traced."""
 
 _STEPS = 8
 
@@ -116,7 +118,8 @@ def _shrink(config: Any) -> None:
             name.endswith("token_id") and isinstance(held, int)
         ):
             setattr(config, name, value)
-    if isinstance(getattr(config, "layer_types", None), list):
+    is_derived = isinstance(getattr(type(config), "layer_types", None), property)  # from the number of layers
+    if isinstance(getattr(config, "layer_types", None), list) and not is_derived:
         config.layer_types = config.layer_types[: _SMALL["num_hidden_layers"]]
     for value in vars(config).values():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
@@ -134,11 +137,14 @@ def _inputs(network: Any, config: Any) -> dict[str, torch.Tensor]:
         "pixel_values": lambda: torch.randn(1, getattr(config, "num_channels", 3), size, size),
         "input_values": lambda: torch.randn(1, 4000),
         "input_features": lambda: torch.randn(1, 80, 64),
+        "past_values": lambda: torch.randn(1, config.context_length, config.num_input_channels),
     }
     main = network.main_input_name
     if main not in makers:
         raise NotImplementedError(f"no recipe for the input `{main}`")
     found = {main: makers[main]()}
+    if config.model_type in _NEED_A_MASK:
+        found["attention_mask"] = torch.ones_like(ids)
     if "decoder_input_ids" in names and getattr(config, "is_encoder_decoder", False):
         found["decoder_input_ids"] = ids[:, :4]
     return found
