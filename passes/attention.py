@@ -43,15 +43,51 @@ def _fake(
 def is_fusable(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> bool:
-    """Whether the kernel is right and fast for these operands: half precision, four dimensions, D <= 256."""
+    """Whether the kernel is right and fast for these operands: half precision, four dimensions, D <= 256.
+
+    Values may have heads of another size than queries and keys.
+    """
     if query.dtype not in (torch.float16, torch.bfloat16) or not query.dim() == key.dim() == value.dim() == 4:
         return False
-    head = query.shape[-1]
-    if not (isinstance(head, int) and head <= 256 and value.shape[-1] == head):
+    if not all(isinstance(head, int) and 0 < head <= 256 for head in (query.shape[-1], value.shape[-1])):
         return False
-    if not (isinstance(query.shape[1], int) and isinstance(key.shape[1], int)):
+    heads = (query.shape[1], key.shape[1], value.shape[1])
+    if not all(isinstance(count, int) and count > 0 for count in heads):
+        return False
+    if key.shape[1] != value.shape[1] or query.shape[1] % key.shape[1]:
         return False
     return mask is None or mask.dim() <= 4
+
+
+def in_four_dimensions(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    has_groups: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Attention's operands as [batch, heads, rows, D], where they have another number of dimensions.
+
+    Of three dimensions, the first becomes the batch, which may be dynamic, unless heads share keys.
+    """
+    rank = query.dim()
+    if rank == 4 or not rank == key.dim() == value.dim() or (mask is not None and mask.dim() > rank):
+        return query, key, value, mask
+    if rank > 4:
+        lead = query.shape[: rank - 3]
+        if key.shape[: rank - 3] != lead or value.shape[: rank - 3] != lead:
+            return query, key, value, mask
+        if mask is not None and mask.dim() > 3:
+            mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, rank - 4)
+        return query.flatten(0, rank - 4), key.flatten(0, rank - 4), value.flatten(0, rank - 4), mask
+    if rank == 3 and has_groups:
+        return query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask
+    if mask is not None and mask.dim() == 3:
+        mask = mask.unsqueeze(1)
+    query, key, value = (t.unsqueeze(-3) for t in (query, key, value))
+    if rank == 2:
+        return query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask
+    return query, key, value, mask
 
 
 def fused(
@@ -68,6 +104,7 @@ def fused(
     """
     if scale <= 0:  # the kernel takes maxima before it scales
         query, scale = query * scale, 1.0
+    query, key, value = _of_one_batch(query, key, value)
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     if mask is not None:
         for dimension, stride in enumerate(mask.stride()):
@@ -76,6 +113,17 @@ def fused(
         mask = mask if mask.dtype == torch.bool else mask.to(query.dtype)
     made: torch.Tensor = torch.ops.devplan.attention(query, key, value, mask, scale, is_causal)
     return made
+
+
+def _of_one_batch(*operands: torch.Tensor) -> list[torch.Tensor]:
+    """Operands whose batch of one is read again for each of the others' batch."""
+    batch = next((t.shape[0] for t in operands if not is_one(t.shape[0])), 1)
+    return [t.expand(batch, -1, -1, -1) if is_one(t.shape[0]) else t for t in operands]
+
+
+def is_one(extent: int | torch.SymInt) -> bool:
+    """Whether an extent is known to be 1; asks nothing of one that is dynamic."""
+    return isinstance(extent, int) and extent == 1
 
 
 _SOURCE = """\
@@ -88,7 +136,9 @@ def attention(query, key, value, mask, output, rows, columns{runtime}{constants}
     m = start + tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
+    e = tl.arange(0, BLOCK_E)
     in_head = d < HEAD
+    in_value = e < HEAD_E
     query += batch * query_b + head * query_h
     key += batch * key_b + (head // GROUP) * key_h
     value += batch * value_b + (head // GROUP) * value_h
@@ -96,7 +146,7 @@ def attention(query, key, value, mask, output, rows, columns{runtime}{constants}
     q = tl.load(query + m[:, None] * query_m + d[None, :], mask=row_mask, other=0.0)
     biggest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    sums = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     stop = columns
     whole = columns
     if CAUSAL:
@@ -138,17 +188,18 @@ def attention(query, key, value, mask, output, rows, columns{runtime}{constants}
             weights = tl.exp2(scores * SCALE - base[:, None])
             shrink = tl.exp2(biggest - base)
             total = total * shrink + tl.sum(weights, 1)
-            at = value + c[:, None] * value_m + d[None, :]
-            if checked == 0 and BLOCK_D == HEAD:
+            at = value + c[:, None] * value_m + e[None, :]
+            if checked == 0 and BLOCK_E == HEAD_E:
                 v = tl.load(at)
             else:
-                v = tl.load(at, mask=in_columns[:, None] & in_head[None, :], other=0.0)
+                v = tl.load(at, mask=in_columns[:, None] & in_value[None, :], other=0.0)
             sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
             biggest = higher
     result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     output += batch * output_b + head * output_h
-    at = output + m[:, None] * output_m + d[None, :]
-    tl.store(at, result.to(output.dtype.element_ty), mask=row_mask)
+    at = output + m[:, None] * output_m + e[None, :]
+    in_output = (m[:, None] < rows) & in_value[None, :]
+    tl.store(at, result.to(output.dtype.element_ty), mask=in_output)
 """
 """Rows that may see nothing give zeros, as eager's attention does."""
 
@@ -157,11 +208,10 @@ _FEW_PROGRAMS, _PROGRAMS_OF_WIDE_HEADS = 24, 96
 
 @dataclass(frozen=True)
 class Blocks:
-    """Rows, keys and depth of a block, and how the kernel is compiled for it."""
+    """Rows and keys of a block, and how the kernel is compiled for it."""
 
     rows: int
     keys: int
-    depth: int
     num_warps: int
     num_stages: int
 
@@ -173,15 +223,19 @@ def to_launch(call: ExternCall) -> OwnLaunch:
     batch, heads, rows, head = query.sizes
     if not (isinstance(heads, int) and isinstance(head, int) and isinstance(key.sizes[1], int)):
         raise UnsupportedOperatorError("attention needs a static number of heads", why=str(call.origin))
-    blocks = _blocks(batch, heads, rows, head)
+    head_e = value.sizes[3]
+    assert isinstance(head_e, int)
+    blocks = _blocks(batch, heads, rows, max(head, head_e))
     constants: dict[str, Any] = {
         "BLOCK_M": blocks.rows,
         "BLOCK_N": blocks.keys,
-        "BLOCK_D": blocks.depth,
+        "BLOCK_D": block_of(head),
+        "BLOCK_E": block_of(head_e),
         "SCALE": float(scale) / math.log(2),
         "HEADS": heads,
         "GROUP": heads // key.sizes[1],
         "HEAD": head,
+        "HEAD_E": head_e,
         "CAUSAL": bool(is_causal),
         "MASKED": mask is not None,
         "ADDITIVE": mask is not None and mask.dtype is not DType.BOOL,
@@ -211,6 +265,11 @@ def strides_by_name(windows: Mapping[str, Window], mask: Window | None = None) -
     return named | {f"mask_{axis}": stride for axis, stride in zip("bhmn", strides, strict=True)}
 
 
+def block_of(head: int) -> int:
+    """Columns of a block that holds a head: a power of two, as wide as the tensor cores need it at least."""
+    return max(16, 1 << (head - 1).bit_length())
+
+
 def _blocks(batch: Size, heads: int, rows: Size, head: int) -> Blocks:
     """Block sizes that were fastest on an H200 (`tests/bench/bench_attention.py`).
 
@@ -218,14 +277,14 @@ def _blocks(batch: Size, heads: int, rows: Size, head: int) -> Blocks:
     only where the whole grid would be a few programs. Heads over 64 take two stages: some GPUs have 100 KiB
     of shared memory.
     """
-    wide = max(16, 1 << (head - 1).bit_length())
+    wide = block_of(head)
     pairs = batch * heads if isinstance(batch, int) else None
     if wide > 64:
         block_m = _fitting(64 if wide > 128 else 128, rows, pairs, _PROGRAMS_OF_WIDE_HEADS)
-        return Blocks(block_m, 32 if wide > 128 else 64, wide, 8 if block_m >= 128 else 4, 2)
+        return Blocks(block_m, 32 if wide > 128 else 64, 8 if block_m >= 128 else 4, 2)
     if isinstance(rows, int) and rows >= 1024 and (pairs is None or pairs >= 128):
-        return Blocks(128, 64, wide, 8, 3)
-    return Blocks(_fitting(64, rows, pairs, _FEW_PROGRAMS), 64, wide, 4, 3)
+        return Blocks(128, 64, 8, 3)
+    return Blocks(_fitting(64, rows, pairs, _FEW_PROGRAMS), 64, 4, 3)
 
 
 def _fitting(block_m: int, rows: Size, pairs: int | None, programs: int) -> int:

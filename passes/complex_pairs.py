@@ -43,17 +43,25 @@ def split_complex(method: ExportedMethod) -> bool:
     return True
 
 
+_MADE_OF_OTHERS = frozenset(
+    getattr(getattr(torch.ops.aten, packet), overload)
+    for packet in ("stft", "quantile", "nanquantile")
+    for overload in getattr(torch.ops.aten, packet).overloads()
+)
+
+
 def decompose_complex(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Take composite operators on complex tensors apart (``stft``, ``fft.rfft``) into what has rules below.
 
-    A program without any is returned as it is.
+    Likewise those made of complex ones, or of views in place. Other programs are returned as they are.
     """
     touched = {
         node.target
         for node in program.graph.nodes
         if isinstance(node.target, torch._ops.OpOverload)
         and (
-            _is_complex(node.meta.get("val"))
+            node.target in _MADE_OF_OTHERS
+            or _is_complex(node.meta.get("val"))
             or any(_is_complex(n.meta.get("val")) for n in node.all_input_nodes)
         )
         and node.target._can_decompose()

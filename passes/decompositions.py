@@ -10,7 +10,7 @@ import torch
 
 from . import more_decompositions as more
 from . import order, recurrent
-from .attention import fused, is_fusable
+from .attention import fused, in_four_dimensions, is_fusable
 from .quantized_embedding import on_ids
 from .quantized_linear import on_rows
 
@@ -35,8 +35,10 @@ def attention(
     evaluation.
     """
     scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
-    if is_fusable(query, key, value, attn_mask):
-        return fused(query, key, value, attn_mask, scale, is_causal)
+    given = in_four_dimensions(query, key, value, attn_mask, enable_gqa)
+    if is_fusable(*given):
+        made = fused(*given, scale, is_causal)
+        return made if query.dim() == 4 else made.reshape(*query.shape[:-1], value.size(-1))
     if enable_gqa:
         groups = query.size(-3) // key.size(-3)
         key = key.repeat_interleave(groups, -3)
@@ -89,6 +91,9 @@ def on_cuda() -> dict[Any, Callable[..., Any]]:
         aten.median.dim: order.median_dim,
         aten.median.default: order.median,
         aten.histc.default: more.histc,
+        aten.addmm.default: more.addmm,
+        aten.baddbmm.default: more.addmm,
+        aten.addbmm.default: more.addbmm,
         aten._adaptive_avg_pool3d.default: more.adaptive_avg_pool3d,
         aten._cdist_forward.default: more.cdist,
         aten._trilinear.default: more.trilinear,
@@ -113,6 +118,10 @@ def host_replacements() -> dict[Any, Callable[..., Any]]:
         aten._grouped_mm.default: more.grouped_mm_on_host,
         aten.rnn_tanh.input: recurrent.simple(torch.tanh),
         aten.rnn_relu.input: recurrent.simple(torch.relu),
+        aten.lstm_cell.default: recurrent.lstm_cell,
+        aten.gru_cell.default: recurrent.gru_cell,
+        aten.rnn_tanh_cell.default: recurrent.simple_cell(torch.tanh),
+        aten.rnn_relu_cell.default: recurrent.simple_cell(torch.relu),
         **_of_other_libraries(more.grouped_product),
     }
 

@@ -208,7 +208,19 @@ class _MethodLowering:
             examples,
             replacements() if device.type == "cuda" else host_replacements(),
         )
-        return graph, [self._builder.values[self._value_of[name]] for name in graph.inputs]
+        held = CPU if device.type == "cpu" else _device(nodes[0])
+        return graph, [self._builder.values[self._value_on(name, held)] for name in graph.inputs]
+
+    def _value_on(self, node: str, device: Device) -> str:
+        """The node's value. One without elements is not copied: each device has its own."""
+        value = self._builder.values[self._value_of[node]]
+        held = self._builder.storages[value.storage]
+        if held.device == device or 0 not in value.shape:
+            return value.name
+        storage = self._builder.add_storage(f"{value.name}_on_{device.kind}", device, 0)
+        return self._builder.add_value(
+            storage.name, storage.name, value.dtype, value.shape, value.strides
+        ).name
 
     def _host_region(
         self, nodes: Sequence[Node], wanted: Sequence[str], updates: Sequence[tuple[str, str]], index: int
@@ -310,7 +322,7 @@ class _MethodLowering:
             if not output.node:
                 self._builder.outputs.append(Port(spec.name, "", literal=spec.literal))
                 continue
-            value = self._value_of[output.node]
+            value = self._value_on(output.node, output.device or CPU)
             storage = self._builder.storage_of(value)
             aliases = self._aliases(value, seen)
             if aliases is None and (storage.role is not Role.TEMPORARY or not self._covers(value)):

@@ -176,8 +176,32 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
     return NotImplemented if x.dtype in _ATOMIC else scatter_reduce(x, dim, index, source, "sum")
 
 
+def addmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    """As ``aten.addmm`` and ``aten.baddbmm`` where libraries do not add such a tensor; else NotImplemented.
+
+    They add a matrix as large as the product, times any factor, or a row as it is.
+    """
+    rows, columns = a.size(-2), b.size(-1)
+    is_row = a.dim() == 2 and beta == 1 and tuple(added.shape) in ((columns,), (1, columns))
+    whole = (*a.shape[:-2], rows, columns)
+    is_whole = tuple(added.shape) == whole and (0 not in added.stride() or 1 in whole)
+    if beta == 0 or is_row or is_whole or not a.is_floating_point():
+        return NotImplemented
+    product = torch.matmul(a, b)
+    product = product if alpha == 1 else product * alpha
+    added = added if beta == 1 else added * beta
+    return product + (added if added.dim() else added.reshape(1))
+
+
+def addbmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """As ``aten.addbmm``: a batch of products, summed."""
+    return torch.bmm(a, b).sum(0) * alpha + added * beta
+
+
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """As ``aten.nonzero_static``: the first ``size`` indices of non-zero elements, then ``fill_value``."""
+    if 0 in x.shape:
+        return torch.full((size, x.dim()), fill_value, dtype=torch.int64, device=x.device)
     mask = (x != 0).flatten()
     rank = torch.cumsum(mask.to(torch.int64), 0) - 1
     place = torch.where(mask & (rank < size), rank, size)

@@ -128,6 +128,61 @@ def simple(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor
     return rnn
 
 
+def lstm_cell(
+    x: Tensor,
+    hx: Sequence[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As ``aten.lstm_cell``: one frame of `lstm`; the new hidden and cell state [batch, units]."""
+    params = _params(w_ih, w_hh, b_ih, b_hh)
+    states = [state.unsqueeze(0) for state in hx]
+    made, _, cells = lstm(x.unsqueeze(0), states, params, len(params) > 2, 1, 0.0, False, False, False)
+    return made[0], cells[0]
+
+
+def gru_cell(
+    x: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> Tensor:
+    """As ``aten.gru_cell``: one frame of `gru`."""
+    return _one_frame(gru, x, hx, _params(w_ih, w_hh, b_ih, b_hh))
+
+
+def simple_cell(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """As ``aten.rnn_tanh_cell`` and ``aten.rnn_relu_cell``: one frame of `simple`."""
+    layer = simple(activation)
+
+    def cell(
+        x: Tensor,
+        hx: Tensor,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+    ) -> Tensor:
+        return _one_frame(layer, x, hx, _params(w_ih, w_hh, b_ih, b_hh))
+
+    return cell
+
+
+def _one_frame(
+    layer: Callable[..., tuple[Tensor, Tensor]], x: Tensor, hidden: Tensor, params: Sequence[Tensor]
+) -> Tensor:
+    has_biases = len(params) > 2
+    made, _ = layer(x.unsqueeze(0), hidden.unsqueeze(0), params, has_biases, 1, 0.0, False, False, False)
+    return made[0]
+
+
+def _params(w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None) -> Sequence[Tensor]:
+    """A layer's weights: both biases or none of them."""
+    if b_ih is None and b_hh is None:
+        return (w_ih, w_hh)
+    none = w_ih.new_zeros(w_ih.size(0))
+    return (w_ih, w_hh, none if b_ih is None else b_ih, none if b_hh is None else b_hh)
+
+
 def _in_order(frames: Tensor, backwards: bool) -> Sequence[Tensor]:
     return frames.unbind(0)[:: -1 if backwards else 1]
 

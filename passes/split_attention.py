@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..runtime.dtypes import DType
-from .attention import strides_by_name, to_launch
+from .attention import block_of, strides_by_name, to_launch
 from .own_launch import own_launch
 from .tape import Allocate, ExternCall, OwnLaunch, Window
 
@@ -48,7 +48,9 @@ def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{const
     m = p % ROWS
     n = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
+    e = tl.arange(0, BLOCK_E)
     in_head = d < HEAD
+    in_value = e < HEAD_E
     in_rows = p < GROUP * ROWS
     key += batch * key_b + key_head * key_h
     value += batch * value_b + key_head * value_h
@@ -59,7 +61,7 @@ def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{const
     )
     biggest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    result = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     blocks = tl.cdiv(tl.cdiv(columns, BLOCK_N), SPLITS)
     first = split * blocks * BLOCK_N
     for begin in range(first, tl.minimum(first + blocks * BLOCK_N, columns), BLOCK_N):
@@ -69,7 +71,7 @@ def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{const
             key + c[None, :] * key_m + d[:, None], mask=in_columns[None, :] & in_head[:, None], other=0.0
         )
         v = tl.load(
-            value + c[:, None] * value_m + d[None, :], mask=in_columns[:, None] & in_head[None, :], other=0.0
+            value + c[:, None] * value_m + e[None, :], mask=in_columns[:, None] & in_value[None, :], other=0.0
         )
         allowed = in_columns[None, :] & in_rows[:, None]
         if MASKED:  # loaded ahead of the product, which it does not need
@@ -90,7 +92,7 @@ def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{const
         result = result * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
         biggest = higher
     row = (pair * (GROUP * ROWS) + p) * SPLITS + split
-    tl.store(sums + row[:, None] * HEAD + d[None, :], result, mask=row_mask)
+    tl.store(sums + row[:, None] * HEAD_E + e[None, :], result, mask=in_rows[:, None] & in_value[None, :])
     tl.store(marks + row * 2, biggest, mask=in_rows)
     tl.store(marks + row * 2 + 1, total, mask=in_rows)
 """
@@ -125,7 +127,8 @@ def to_steps(call: ExternCall, shape: Shape = Shape()) -> tuple[Allocate | OwnLa
     if splits is None:
         return (to_launch(call),)
     query, output = call.operands[0], call.outs[0]
-    batch, heads, rows, head = query.sizes
+    batch, heads, rows, _ = query.sizes
+    head = call.operands[2].sizes[3]
     count = batch * heads * rows
     sums = _temporary(f"{output.buffer}_sums", (count, splits, head))
     marks = _temporary(f"{output.buffer}_marks", (count, splits, 2))
@@ -157,10 +160,6 @@ def _block_m(packed: int) -> int:
     return min(64, max(16, 1 << (packed - 1).bit_length()))
 
 
-def _block_d(head: int) -> int:
-    return max(16, 1 << (head - 1).bit_length())
-
-
 def _temporary(name: str, sizes: tuple[int, int, int]) -> Allocate:
     rows, splits, width = sizes
     window = Window(name, DType.FLOAT32, sizes, (splits * width, width, 1))
@@ -170,18 +169,20 @@ def _temporary(name: str, sizes: tuple[int, int, int]) -> Allocate:
 def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window) -> OwnLaunch:
     query, key, value, mask, scale, _ = call.operands
     batch, heads, rows, head = query.sizes
-    key_heads = key.sizes[1]
+    key_heads, head_e = key.sizes[1], value.sizes[3]
     packed = heads // key_heads * rows
     constants: dict[str, Any] = {
         "BLOCK_M": _block_m(packed),
         "BLOCK_N": shape.keys,
-        "BLOCK_D": _block_d(head),
+        "BLOCK_D": block_of(head),
+        "BLOCK_E": block_of(head_e),
         "SPLITS": sums.sizes[1],
         "SCALE": float(scale) / math.log(2),
         "KEY_HEADS": key_heads,
         "GROUP": heads // key_heads,
         "ROWS": rows,
         "HEAD": head,
+        "HEAD_E": head_e,
         "MASKED": mask is not None,
         "ADDITIVE": mask is not None and mask.dtype is not DType.BOOL,
     }
@@ -203,12 +204,12 @@ def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window) -> OwnLa
 
 def _join(call: ExternCall, sums: Window, marks: Window) -> OwnLaunch:
     query, output = call.operands[0], call.outs[0]
-    _, heads, rows, head = query.sizes
-    splits = sums.sizes[1]
-    assert isinstance(splits, int)
+    _, heads, rows, _ = query.sizes
+    _, splits, head = sums.sizes
+    assert isinstance(splits, int) and isinstance(head, int)
     constants: dict[str, Any] = {
         "BLOCK_S": 1 << (splits - 1).bit_length(),
-        "BLOCK_D": _block_d(head),
+        "BLOCK_D": block_of(head),
         "SPLITS": splits,
         "HEADS": heads,
         "ROWS": rows,

@@ -425,7 +425,7 @@ class _MethodCheck:
 
     def _require(self, memory: _Memory, names: Iterable[str], where: str, what: str) -> None:
         for name in names:
-            if name not in memory.intact:
+            if name not in memory.intact and self.storages[name].nbytes != 0:
                 why = (
                     f"{what} needs storage `{name}`, which on some path was never written or was written over"
                 )

@@ -139,6 +139,27 @@ def test_whole_blocks_of_keys_and_the_rest(
     assert launches(exported(Scaled(scale, is_causal), inputs), "attention")
 
 
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [
+        ((2, 2, 5, 16), (1, 2, 7, 16), (1, 2, 7, 16)),
+        ((1, 2, 5, 16), (3, 2, 7, 16), (3, 2, 7, 16)),
+        ((2, 4, 5, 48), (2, 2, 300, 48), (2, 2, 300, 24)),
+        ((1, 2, 130, 24), (1, 2, 90, 24), (1, 2, 90, 64)),
+        ((4, 5, 16), (4, 7, 16), (4, 7, 16)),
+        ((4, 5, 16), (2, 7, 16), (2, 7, 16)),
+        ((2, 3, 2, 5, 16), (2, 3, 2, 7, 16), (2, 3, 2, 7, 32)),
+    ],
+    ids=str,
+)
+def test_operands_that_share_a_batch_have_wider_values_or_other_ranks_are_one_kernel(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]
+) -> None:
+    method = exported(Scaled(None, False), (rand(*query), rand(*key), rand(*value) + 0.5))
+    assert launches(method, "attention")
+    assert not [i for i in method.instructions if isinstance(i, LibraryCall)]
+
+
 @pytest.mark.slow
 def test_the_kernels_compile_for_ampere_and_hopper() -> None:
     query, key = window(1, 32, 1, 64), window(1, 4, 2048, 64)

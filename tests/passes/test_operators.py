@@ -139,6 +139,10 @@ CASES: dict[str, Case] = {
         (ints(2, 700, below=200).to(torch.uint8),),
     ),
     "argsort": (lambda x: x.argsort(1), (ROWS,)),
+    "quantiles": (
+        lambda x: (x.quantile(torch.tensor([0.0, 0.25, 1.0]), dim=-1), x.nanquantile(0.4, dim=0)),
+        (ROWS,),
+    ),
     "median": (lambda x: (x.median(1)[0], x.kthvalue(3, 1)[0], x.median()), (ROWS,)),
     "quantile": (lambda x: x.quantile(0.3, 1), (ROWS,)),
     # matrix products
@@ -149,6 +153,16 @@ CASES: dict[str, Case] = {
         (rand(3, 4, 2), rand(3, 4, 5), rand(3, 5, 2)),
     ),
     "addmm": (lambda a, x, y: torch.addmm(a, x, y, beta=2, alpha=3), (rand(4, 2), rand(4, 5), rand(5, 2))),
+    "addmm_of_any_shape": (
+        lambda row, column, number, x, y: tuple(
+            torch.addmm(a, x, y, beta=beta) for a in (row, column, number, number[0]) for beta in (1, 0.5)
+        ),
+        (rand(2), rand(4, 1), rand(1), rand(4, 5), rand(5, 2)),
+    ),
+    "baddbmm_of_any_shape": (
+        lambda a, b, x, y: (torch.baddbmm(a, x, y, alpha=2), torch.baddbmm(b, x, y), torch.addbmm(b, x, y)),
+        (rand(3, 1, 2), rand(4, 2), rand(3, 4, 5), rand(3, 5, 2)),
+    ),
     "grouped_mm": (
         lambda x, w, ends: F.grouped_mm(x.bfloat16(), w.bfloat16().transpose(1, 2), offs=ends).float(),
         (rand(40, 64), rand(4, 48, 64), torch.tensor([3, 3, 20, 40], dtype=torch.int32)),
@@ -219,7 +233,28 @@ CASES: dict[str, Case] = {
         lambda q, k: F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
         (rand(1, 4, 5, 8), rand(1, 2, 5, 8)),
     ),
+    "sdpa_of_other_ranks": (
+        lambda q, k, m: (
+            F.scaled_dot_product_attention(q, k, k, attn_mask=m > 0),
+            F.scaled_dot_product_attention(q[0], k[0], k[0, ..., :3]),
+            F.scaled_dot_product_attention(q[0, 0], k[0, 0], k[0, 0], is_causal=True),
+        ),
+        (rand(2, 2, 3, 5, 8), rand(2, 2, 3, 7, 8), rand(3, 5, 7)),
+    ),
     # recurrent layers
+    "cells": (
+        lambda x, h, w, u, b: (
+            *torch.lstm_cell(x, (h, h), w, u, b, b),
+            torch.gru_cell(x, h, w[:9], u[:9]),
+            torch.rnn_tanh_cell(x, h, w[:3], u[:3], b[:3], b[:3]),
+            torch.rnn_relu_cell(x, h, w[:3], u[:3], b[:3], None),
+        ),
+        (rand(2, 4), rand(2, 3), rand(12, 4), rand(12, 3), rand(12)),
+    ),
+    "half_cell": (
+        lambda x, h, w, u: torch.lstm_cell(x, (h, h), w, u),
+        (rand(2, 4).half(), rand(2, 3).half(), rand(12, 4).half(), rand(12, 3).half()),
+    ),
     "lstm": (
         lambda x, h, *w: torch.lstm(x, (h, h), w, True, 1, 0.0, False, True, True),
         (
@@ -250,6 +285,28 @@ CASES: dict[str, Case] = {
     "stft": (
         lambda x, w: torch.view_as_real(torch.stft(x, 16, 4, window=w, return_complex=True)),
         (rand(2, 64), rand(16).abs()),
+    ),
+    "stft_in_pairs": (
+        lambda x, w: torch.stft(x, 16, 4, window=w, return_complex=False),
+        (rand(64), rand(16)),
+    ),
+    # tensors without elements
+    "nothing": (
+        lambda x, i, w: (x + 1, x.sum(), x.sum(1), *x.sort(1), w[i], F.embedding_bag(i, w, i), x @ w.t()),
+        (rand(0, 4), ints(0), rand(3, 4)),
+    ),
+    "nothing_chosen": (
+        lambda x: (
+            *x.topk(0, 1),
+            torch.nonzero_static(x[:0], size=2),
+            torch.cat([x[:, :0], x], 1),
+            x[:0] * 2,
+        ),
+        (X,),
+    ),
+    "nothing_in_rows": (
+        lambda q, k: (F.scaled_dot_product_attention(q[:, :, :0], k, k), F.layer_norm(q[:0], (16,))),
+        (rand(1, 2, 3, 16).half(), rand(1, 2, 5, 16).half()),
     ),
     # sizes that depend on data are refused; sizes that are padded are not
     "nonzero_static": (lambda x: torch.nonzero_static(x > 0, size=30, fill_value=-1), (X,)),
