@@ -177,6 +177,15 @@ def export(
             panel=_CODE,
         ),
     ] = None,
+    tuning: Annotated[
+        Text,
+        _option(
+            "--tuning",
+            metavar="FILE.json",
+            help="Compile kernels in the configurations that `devplan tune` found.",
+            panel=_CODE,
+        ),
+    ] = None,
     allow_host_ops: Annotated[
         bool | None,
         _option(
@@ -248,6 +257,7 @@ def export(
         "export.weights": weights,
         "export.weights-file": weights_file or None,
         "export.library-calls": library_calls,
+        "export.tuning": tuning,
         "export.allow-host-ops": allow_host_ops,
         "export.allow-tf32": allow_tf32,
         "export.jobs": jobs,

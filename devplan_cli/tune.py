@@ -1,4 +1,4 @@
-"""``devplan tune ARTIFACT``: measure library algorithms on this GPU, and keep the best in a file."""
+"""``devplan tune ARTIFACT``: measure algorithms and kernels on this GPU, and keep the best in a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import typer
 from . import flags
 from .console import Output
 
-EXAMPLE = "Example: devplan tune model.pte -o h200.json, then devplan run model.pte --tuning h200.json"
+EXAMPLE = """Examples:
+
+devplan tune model.pte -o h200.json
+
+devplan run model.pte --tuning h200.json
+
+devplan export model.py --arch sm_90 --tuning h200.json
+"""
 
 
 def tune(
@@ -30,14 +37,25 @@ def tune(
     seed: flags.Seed = 0,
     weights: flags.Weights = None,
     device: flags.DeviceName = None,
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels/--no-kernels", help="Also measure configurations of kernels (needs torch and triton)."
+        ),
+    ] = True,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", metavar="N", min=0, help="Processes that compile kernels.")
+    ] = 0,
     allow_torch_ops: flags.AllowTorch = False,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> int:
-    """Measure each algorithm of each product and convolution on this GPU; `run --tuning` uses the result."""
+    """Measure library algorithms and kernels' configurations on this GPU, for `run` and `export`."""
     from .tune_job import Wanted, run_tuning
 
     shapes, files = tuple(shape or ()), tuple(weights or ())
-    wanted = Wanted(artifact, output, method, inputs, shapes, seed, device, allow_torch_ops, files)
+    wanted = Wanted(
+        artifact, output, method, inputs, shapes, seed, device, allow_torch_ops, files, kernels, jobs
+    )
     return run_tuning(wanted, Output(json, quiet, verbose))

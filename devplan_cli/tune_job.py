@@ -1,11 +1,12 @@
-"""What `tune` does; the measuring itself is `runtime.tune`'s."""
+"""What `tune` does; the measuring itself is `runtime.tune`'s, and of kernels `passes.tune_kernels`'s."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .artifacts import choose_method
 from .console import Output
@@ -16,7 +17,8 @@ from .words import count, microseconds, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..runtime.tune import Finding
+    from ..runtime.engine import LoadedMethod, LoadedProgram
+    from ..runtime.tune import Finding, Tuning
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Wanted:
     device: str | None
     allow_torch_ops: bool
     weights: tuple[Path, ...] = ()
+    kernels: bool = True
+    jobs: int = 0
 
 
 def run_tuning(wanted: Wanted, output: Output) -> int:
@@ -49,38 +53,79 @@ def run_tuning(wanted: Wanted, output: Output) -> int:
         method = program.method(choose_method(wanted.method, list(program.methods)))
         inputs, _ = gather_inputs(method.description, (), wanted.inputs, wanted.shapes, wanted.seed)
         method.run(to_places(program, method.description, inputs))
-        tuning, findings = tune(program, method)
+        tuning, calls = tune(program, method)
+        kernels: list[Finding] = []
+        if wanted.kernels and (missing := _missing_compilers()):
+            output.say(
+                f"kernels are not measured: {' and '.join(missing)} compiles them and is not installed"
+            )
+        elif wanted.kernels:
+            tuning, kernels = _with_kernels(tuning, program, method, wanted.jobs, output)
     tuning.save(path)
     output.document(
         {
             "file": str(path),
             "gpu": tuning.gpu,
-            "versions": dict(tuning.versions),
-            "calls": [
-                {
-                    "key": found.key,
-                    "candidates": found.candidates,
-                    "chosen": found.best,
-                    "first_us": found.first_seconds * 1e6,
-                    "best_us": found.best_seconds * 1e6,
-                }
-                for found in findings
-            ],
+            "architecture": tuning.architecture,
+            "versions": {**tuning.versions, **({"triton": tuning.triton} if tuning.triton else {})},
+            "calls": [{**_times(found), "chosen": found.best} for found in calls],
+            "kernels": [{**_times(found), "chosen": tuning.kernels.get(found.key)} for found in kernels],
         }
     )
-    output.show(_view(findings))
-    output.say(f"wrote {path}: {count(len(tuning.algorithms), 'choice')} other than the library's own")
+    if calls:
+        output.show(_view("Library calls", "library's choice>", [(f, _number(f.best)) for f in calls]))
+    if kernels:
+        chosen = [(found, _words(tuning.kernels.get(found.key))) for found in kernels]
+        output.show(*([""] if calls else []), _view("Kernels", "as exported>", chosen))
+    better = f"{count(len(tuning.algorithms), 'algorithm')} for `run --tuning`"
+    output.say(f"wrote {path}: {better}, {count(len(tuning.kernels), 'configuration')} for `export --tuning`")
     return 0
 
 
-def _view(findings: Sequence[Finding]) -> RenderableType:
-    made = table("Library calls", "what", "algorithms>", "chosen>", "library's choice>", "best>")
-    for found in findings:
-        times = (microseconds(found.first_seconds * 1e6), microseconds(found.best_seconds * 1e6))
-        made.add_row(
-            found.key.partition(" aligned")[0],
-            str(found.candidates),
-            "-" if found.best is None else str(found.best),
-            *times,
-        )
+def _missing_compilers() -> list[str]:
+    return [name for name in ("torch", "triton") if find_spec(name) is None]
+
+
+def _with_kernels(
+    tuning: Tuning, program: LoadedProgram, method: LoadedMethod, jobs: int, output: Output
+) -> tuple[Tuning, list[Finding]]:
+    """The tuning with configurations of kernels, too."""
+    from importlib.metadata import version
+
+    from ..passes.tune_kernels import tune_kernels
+
+    def report(done: int, total: int) -> None:
+        output.say(f"measured {done} of {count(total, 'kernel')}")
+
+    kernels, findings = tune_kernels(program, method, jobs, report)
+    return replace(tuning, triton=version("triton"), kernels=kernels), findings
+
+
+def _times(found: Finding) -> dict[str, Any]:
+    return {
+        "key": found.key,
+        "candidates": found.candidates,
+        "first_us": found.first_seconds * 1e6,
+        "best_us": found.best_seconds * 1e6,
+    }
+
+
+def _number(best: int | None) -> str:
+    return "-" if best is None else str(best)
+
+
+def _words(choice: Mapping[str, int] | None) -> str:
+    """``64x128x32, 8 warps, 3 stages``."""
+    if choice is None:
+        return "-"
+    blocks = "x".join(str(number) for name, number in choice.items() if name.startswith("BLOCK"))
+    rest = [count(choice["num_warps"], "warp"), count(choice["num_stages"], "stage")]
+    return ", ".join([*([blocks] if blocks else []), *rest])
+
+
+def _view(title: str, first: str, found: Sequence[tuple[Finding, str]]) -> RenderableType:
+    made = table(title, "what", "tried>", "chosen>", first, "best>")
+    for finding, chosen in found:
+        times = (microseconds(finding.first_seconds * 1e6), microseconds(finding.best_seconds * 1e6))
+        made.add_row(finding.key.partition(" aligned")[0], str(finding.candidates), chosen, *times)
     return made

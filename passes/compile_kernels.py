@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..runtime.errors import PassError, UnsupportedOperatorError
+from ..runtime.errors import DevplanError, PassError, UnsupportedOperatorError
 from ..runtime.program import Kernel, KernelCode, KernelParameter
 from .tape import READY, KernelSpec
 from .targets import TARGETS, lowest, target_of
@@ -91,6 +91,33 @@ def _kernel(spec: KernelSpec, codes: Sequence[KernelCode]) -> Kernel:
     return Kernel(
         spec.name, parameters, tuple(codes), spec.source, spec.constants, spec.num_warps, spec.num_stages
     )
+
+
+def compile_candidates(specs: Sequence[KernelSpec], architecture: str, jobs: int = 0) -> dict[str, Kernel]:
+    """Kernels for one architecture by name; what does not compile or fit there is left out."""
+    made: dict[str, Kernel] = {}
+    work = list({spec.name: spec for spec in specs}.values())
+    jobs = min(jobs or os.cpu_count() or 1, len(work))
+    if jobs <= 1 or sys.platform != "linux":
+        codes = [_candidate(spec, architecture) for spec in work]
+    else:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+            codes = list(pool.map(_candidate, work, [architecture] * len(work)))
+    for spec, code in zip(work, codes, strict=True):
+        if code is not None:
+            made[spec.name] = _kernel(spec, [code])
+    return made
+
+
+def _candidate(spec: KernelSpec, architecture: str) -> KernelCode | None:
+    key = _cache_key(spec, architecture, "cubin")
+    code = _read_cache(key)
+    try:
+        code = code or compile_kernel(spec, architecture, "cubin")
+    except DevplanError:
+        return None
+    _write_cache(key, code)
+    return replace(code, symbol=spec.name)
 
 
 _Item = tuple[KernelSpec, str, str]

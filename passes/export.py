@@ -22,6 +22,7 @@ from .complex_pairs import split_complex
 from .contents import Contents, declare, name_contents
 from .exported import ExportedMethod, analyse, cast_methods
 from .hollow import on_the_host, refuse_meta
+from .kernel_tuning import KernelTuning
 from .lower import LoweredMethod, lower_method
 from .lower_region import Lowering
 from .options import ExportOptions, Progress, silent
@@ -66,6 +67,7 @@ def export(
     budget, UsageError (2) for options that contradict each other or the model.
     """
     clock = _Clock(progress)
+    tuning = KernelTuning.read(options.tuning, options.architectures)
     stored = _stored_weights(options)
     is_hollow = options.weights in ("reference", "none")
     if is_hollow and options.quantize is not None:
@@ -84,7 +86,7 @@ def export(
     with clock.stage("place"):
         placed = run_stage(passes, Stage.PLACED, [to_placed(m) for m in methods], observe=observe)
     with clock.stage("lower"):
-        lowered = _lower(methods, placed, contents, options, progress)
+        lowered = _lower(methods, placed, contents, options, tuning, progress)
     with clock.stage("compile"):
         specs = [spec for one in lowered for spec in one.kernels]
         kernels = _compile(specs, options, progress)
@@ -92,6 +94,7 @@ def export(
         if options.weights == "reference":
             contents.supplier = Supply.fitted(_label(options), stored, _recipes(lowered, contents))
         program = assemble([one.method for one in lowered], contents, kernels, options.architectures)
+        program = _with_note(program, tuning.note)
         (program,) = run_stage(passes, Stage.PROGRAM, [program], observe=observe)
         if not options.device_planning:
             program = replace(program, methods=tuple(_without_buckets(m, buckets) for m in program.methods))
@@ -138,9 +141,11 @@ def _lower(
     placed: Sequence[PlacedGraph],
     contents: Contents,
     options: ExportOptions,
+    tuning: KernelTuning,
     progress: Progress,
 ) -> list[LoweredMethod]:
-    how = Lowering(lowest(options.architectures), options.allow_tf32, options.library_calls)
+    target = lowest(options.architectures)
+    how = Lowering(target, options.allow_tf32, options.library_calls, tuning.final)
     lowered: list[LoweredMethod] = []
     for index, (method, graph) in enumerate(zip(methods, placed, strict=True)):
 
@@ -176,6 +181,14 @@ def _with_contents(method: Method, names: Mapping[tuple[str, str], str]) -> Meth
         replace(s, content=names[s.content, str(s.device)]) if s.content else s for s in method.storages
     )
     return replace(method, storages=storages)
+
+
+def _with_note(program: Program, note: str) -> Program:
+    """The program with something that a person should know."""
+    if not note:
+        return program
+    methods = (replace(method, notes=(*method.notes, note)) for method in program.methods)
+    return replace(program, methods=tuple(methods))
 
 
 def _without_buckets(method: Method, buckets: Buckets) -> Method:

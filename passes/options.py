@@ -57,6 +57,8 @@ class ExportOptions:
     allow_host_ops: bool = False
     allow_tf32: bool = False
     library_calls: bool = True
+    tuning: Path | None = None
+    """A file of `devplan tune`, whose configurations kernels are compiled with."""
     device_planning: bool = True
     planning_effort: Literal["fast", "default", "max"] = "default"
     reorder: bool = True

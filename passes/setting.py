@@ -131,6 +131,7 @@ SETTINGS = (
     Setting("export", "allow-host-ops", FLAG, False, "--allow-host-ops", "let operators run on the host"),
     Setting("export", "allow-tf32", FLAG, False, "--allow-tf32", "float32 products may use TF32"),
     Setting("export", "library-calls", FLAG, True, "--library-calls", "use cuBLASLt and cuDNN"),
+    Setting("export", "tuning", TEXT, None, "--tuning", "a file of `devplan tune`"),
     Setting("export", "jobs", COUNT, 0, "--jobs", "processes that compile kernels; 0: one per processor"),
     Setting("export", "check", FLAG, False, "--check", "run `verify` before the artifact is written"),
     Setting("export", "output", TEXT, None, "--output", "the artifact"),

@@ -16,8 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from .artifact.atomic import AtomicFile
 from .errors import DeviceError, DevplanError, UsageError
-from .program import LibraryCall
+from .program import LibraryCall, Method
 
 if TYPE_CHECKING:
     from .backend import Operand, Step
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 _FORMAT = "devplan tuning 1"
 _LIBRARIES = {"matmul": "cublaslt", "convolution": "cudnn"}
 """The functions that are tuned, and who computes them."""
-_CALLS_PER_RUN, _RUNS = 16, 7
+CALLS_PER_RUN, RUNS = 16, 7
 _SECONDS_PER_CALL = 2.0
 """No more algorithms of a call are made ready after this: some of cuDNN's are compiled first."""
-_WORTH_IT = 0.98
+WORTH_IT = 0.98
 """An algorithm must take at most this share of the library's choice to replace it: below is noise."""
 
 
@@ -41,12 +42,20 @@ class Tuning:
     gpu: str
     versions: Mapping[str, int]
     algorithms: Mapping[str, int] = field(default_factory=dict[str, int])
+    architecture: str = ""
+    """Of that GPU, such as ``sm_90``."""
+    triton: str = ""
+    """The version that compiled the kernels."""
+    kernels: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    """Blocks, warps and stages of kernels by key, for exports."""
 
     def save(self, path: Path) -> None:
-        """Write the file."""
-        body = {"format": _FORMAT, "gpu": self.gpu, "versions": dict(self.versions)}
-        body["algorithms"] = dict(self.algorithms)
-        path.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n")
+        """Write the file, in one step."""
+        body: dict[str, Any] = {"format": _FORMAT, "gpu": self.gpu, "architecture": self.architecture}
+        body |= {"versions": dict(self.versions), "algorithms": dict(self.algorithms), "triton": self.triton}
+        body["kernels"] = {key: dict(choice) for key, choice in self.kernels.items()}
+        with AtomicFile(path) as file:
+            file.write((json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
 
     @classmethod
     def read(cls, path: Path) -> Tuning:
@@ -58,10 +67,16 @@ class Tuning:
             numbers = [{str(k): int(v) for k, v in body[name].items()} for name in ("versions", "algorithms")]
             if unknown := set(numbers[0]) - set(_LIBRARIES.values()):
                 raise ValueError(f"it is for {', '.join(sorted(unknown))}")
-            return cls(str(body["gpu"]), *numbers)
+            kernels = {
+                str(key): {str(name): int(number) for name, number in choice.items()}
+                for key, choice in body.get("kernels", {}).items()
+            }
+            architecture, triton = (str(body.get(name, "")) for name in ("architecture", "triton"))
+            return cls(str(body["gpu"]), numbers[0], numbers[1], architecture, triton, kernels)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             hint = "make one with `devplan tune ARTIFACT`"
-            raise UsageError(f"`{path}` is no tuning file", why=str(error), hint=hint) from error
+            why = str(getattr(error, "strerror", None) or error)
+            raise UsageError(f"`{path}` is no tuning file", why=why, hint=hint) from error
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,8 @@ class Finding:
 
 def apply(program: LoadedProgram, tuning: Tuning) -> str:
     """Let a program that was not called yet use a tuning; gives why it was not used, or an empty text."""
+    if tuning.kernels and not tuning.versions:
+        return "it chooses kernels' configurations alone, which `export --tuning` uses"
     reason = "the program runs on no GPU"
     for backend in _gpus(program):
         here = {name: backend.library(name).version for name in tuning.versions}
@@ -121,7 +138,8 @@ def tune(program: LoadedProgram, method: LoadedMethod) -> tuple[Tuning, list[Fin
         if key and key not in findings:
             findings[key] = _measure(backend, call, bound.operands, key)
     chosen = {found.key: found.best for found in findings.values() if found.best is not None}
-    return Tuning(next(iter(gpus.values())).label, versions, chosen), list(findings.values())
+    gpu = next(iter(gpus.values()))
+    return Tuning(gpu.label, versions, chosen, gpu.info.architecture), list(findings.values())
 
 
 def _gpus(program: LoadedProgram) -> Iterator[CudaBackend]:
@@ -134,13 +152,18 @@ def _gpus(program: LoadedProgram) -> Iterator[CudaBackend]:
 def _tunable(method: LoadedMethod) -> Iterator[LibraryCall]:
     """Calls of functions that are tuned, and that write no state."""
     description = method.description
-    states = {storage.name for storage in description.storages if storage.role.value == "state"}
-    held = {value.name for value in description.values if value.storage in states}
+    held = state_values(description)
     for instruction in description.instructions:
         if not isinstance(instruction, LibraryCall) or instruction.function not in _LIBRARIES:
             continue
         if not held.intersection(instruction.writes):
             yield instruction
+
+
+def state_values(method: Method) -> set[str]:
+    """Names of the values that lie in state."""
+    states = {storage.name for storage in method.storages if storage.role.value == "state"}
+    return {value.name for value in method.values if value.storage in states}
 
 
 def _measure(backend: CudaBackend, call: LibraryCall, operands: Mapping[str, Operand], key: str) -> Finding:
@@ -152,11 +175,9 @@ def _measure(backend: CudaBackend, call: LibraryCall, operands: Mapping[str, Ope
             break
         with contextlib.suppress(DevplanError):  # offered, but not for this workspace or precision
             steps[index] = library.bind(call, operands, index)
-    runs = backend.timeline([[step] * _CALLS_PER_RUN for step in steps.values()], _RUNS)
-    seconds = {
-        index: median(run[place] for run in runs) / _CALLS_PER_RUN for place, index in enumerate(steps)
-    }
+    runs = backend.timeline([[step] * CALLS_PER_RUN for step in steps.values()], RUNS)
+    seconds = {index: median(run[place] for run in runs) / CALLS_PER_RUN for place, index in enumerate(steps)}
     best = min(seconds, key=seconds.__getitem__)
-    if seconds[best] > _WORTH_IT * seconds[None]:
+    if seconds[best] > WORTH_IT * seconds[None]:
         best = None
     return Finding(key, len(steps) - 1, best, seconds[None], seconds[best])

@@ -35,6 +35,7 @@ weights-file = ["w.safetensors"]
 allow-host-ops = true
 allow_tf32 = true
 library-calls = false
+tuning = "h200.json"
 jobs = 2
 check = true
 output = "out.pte"
@@ -128,6 +129,7 @@ def test_one_file_can_say_everything(write) -> None:
         allow_host_ops=True,
         allow_tf32=True,
         library_calls=False,
+        tuning=Path("h200.json"),
         planning_effort="max",
         reorder=False,
         memory_budget=2 << 30,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ class TunedBackend(RecordingBackend):
         self._times = Library(times)
 
     label = "Fake GPU"
+    info = SimpleNamespace(architecture="sm_90")
 
     def library(self, name: str) -> Library:
         assert name == "cublaslt"
@@ -79,7 +81,7 @@ def test_the_fastest_algorithm_is_chosen_once_per_distinct_call(program: Any) ->
         ("product z", 2, None),  # one percent is noise
     ]
     assert (findings[0].first_seconds, findings[0].best_seconds) == (5.0, 3.0)
-    assert tuning == tune.Tuning("Fake GPU", {"cublaslt": 130100}, {"product y": 1})
+    assert tuning == tune.Tuning("Fake GPU", {"cublaslt": 130100}, {"product y": 1}, "sm_90")
 
 
 def test_a_file_comes_back_and_is_applied_only_where_it_was_made(program: Any, tmp_path: Path) -> None:
@@ -91,10 +93,33 @@ def test_a_file_comes_back_and_is_applied_only_where_it_was_made(program: Any, t
     assert backend.tuning == {"product y": 2}
     reason = tune.apply(loaded, tune.Tuning("Other GPU", {"cublaslt": 130100}, {}))
     assert "for Other GPU" in reason and "this is Fake GPU" in reason
+    reason = tune.apply(loaded, tune.Tuning("Fake GPU", {"cublaslt": 99}, {}))
+    assert "cublaslt 99" in reason and "with cublaslt 130100" in reason
+    kernels = {"product fp16 1a": {"num_warps": 8}}
+    reason = tune.apply(loaded, tune.Tuning("Fake GPU", {}, {}, "sm_90", "3.7.1", kernels))
+    assert "`export --tuning` uses" in reason
+
+
+def test_all_of_a_file_comes_back(tmp_path: Path) -> None:
+    kernels = {"product fp16 1a": {"BLOCK_M": 64, "num_warps": 8}}
+    tuning = tune.Tuning("Fake GPU", {"cudnn": 91000}, {"convolution y": 2}, "sm_90", "3.7.1", kernels)
+    tuning.save(tmp_path / "t.json")
+    assert tune.Tuning.read(tmp_path / "t.json") == tuning
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    tune.Tuning("Fake GPU", {}, {"a": 1}).save(path)
+    with pytest.raises(TypeError):
+        tune.Tuning("Fake GPU", {}, {"a": object()}).save(path)  # type: ignore[dict-item]
+    assert tune.Tuning.read(path).algorithms == {"a": 1} and list(tmp_path.iterdir()) == [path]
+
+
+HALF = '{"format": "devplan tuning 1", "gpu": "G", "versions": {}, "algorithms": {}, "kernels": [1]}'
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", '{"format": "devplan tuning 99"}', "[1]", '{"format": "devplan tuning 1"}']
+    "text", ["", "{}", '{"format": "devplan tuning 99"}', "[1]", '{"format": "devplan tuning 1"}', HALF]
 )
 def test_what_is_no_tuning_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(text)
