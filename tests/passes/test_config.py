@@ -155,10 +155,10 @@ def test_flags_win_over_the_file_and_each_value_knows_its_origin(write) -> None:
     config = load_config(file, {"export.dtype": "bfloat16", "export.jobs": None})
     assert config.options.dtype == "bfloat16"
     assert config.origins["export.dtype"] == "--dtype"
-    assert config.origins["export.jobs"] == f"{file}:14"
+    assert config.origins["export.jobs"] == f"{file}:15"
     assert config.origins["export.device"] == f"{file}:5"
-    assert config.origins["io.1"] == f"{file}:31"
-    assert config.origins["buckets.0"] == f"{file}:37"
+    assert config.origins["io.1"] == f"{file}:32"
+    assert config.origins["buckets.0"] == f"{file}:38"
 
 
 def test_the_last_io_rule_is_the_flag(write) -> None:
