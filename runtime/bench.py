@@ -109,9 +109,10 @@ def measure(
             result = replace(result, buckets=uses, other_calls=others, bucket_latency=latencies)
     document = {**result.document(), "cold_start_s": cold or None}
     if page is not None:
+        from .artifact.atomic import write_whole
         from .bench_page import page as page_of
 
-        page.write_text(page_of(document, [seconds * 1e6 for seconds in result.times]), encoding="utf-8")
+        write_whole(page, page_of(document, [seconds * 1e6 for seconds in result.times]))
     return document
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from .artifact.atomic import write_whole
 from .errors import ExecutionError
 from .program import Copy, Device, HostCall, Instruction, Launch, LibraryCall
 from .timing import Timed, part_of, timed_steps, timeline
@@ -45,7 +46,7 @@ def write_trace(program: LoadedProgram, method: LoadedMethod, inputs: Mapping[st
         "displayTimeUnit": "ns",
         "traceEvents": trace_events(method.name, steps, durations, program.devices),
     }
-    path.write_text(json.dumps(document))
+    write_whole(path, json.dumps(document))
 
 
 def trace_events(

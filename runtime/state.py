@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
+from .artifact.atomic import AtomicFile
 from .backend import Backend
-from .errors import ArtifactError, UsageError
+from .errors import ArtifactError, ExecutionError, UsageError
 from .host import Array, HostTensor, HostValue, host_value, numpy_dtype
 from .inputs import host_array
 from .program import Device, StateVariable
@@ -42,8 +45,18 @@ class State:
         return iter(self._variables)
 
     def get(self, name: str) -> HostValue:
-        """A copy of the current value; UsageError for an unknown name."""
+        """A copy of the current value.
+
+        Raises:
+            UsageError: there is no such name.
+            ExecutionError: a call failed while it wrote the state, which is undefined since.
+        """
         variable = self._variable(name)
+        if name in self._session.unknown:
+            hint = "`reset`, `set` or `load` it"
+            raise ExecutionError(
+                f"state `{name}` is undefined", why="a call failed that writes it", hint=hint
+            )
         raw = np.empty(variable.shape, numpy_dtype(variable.dtype))
         if variable.nbytes:
             with self._session.exclusive():
@@ -65,7 +78,10 @@ class State:
         self._session.restored(names or self._variables)
 
     def save(self, path: str | Path) -> None:
-        """Write all values to a NumPy ``.npz`` file; types NumPy lacks as raw bits under ``NAME|DTYPE``."""
+        """Write all values to a NumPy ``.npz`` file, in one step.
+
+        Types that NumPy lacks are kept as bits, under ``NAME|DTYPE``.
+        """
         arrays: dict[str, Array] = {}
         for name in self._variables:
             value = self.get(name)
@@ -73,25 +89,33 @@ class State:
                 arrays[f"{name}|{value.dtype}"] = value.raw
             else:
                 arrays[name] = value
-        with Path(path).open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # names are data, not keywords
+        stream: Any = AtomicFile(Path(path))
+        with stream as file, ZipFile(file, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
 
     def load(self, path: str | Path) -> None:
-        """Set all values from a file that `save` wrote; UsageError when its names do not match."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-        except (OSError, ValueError) as error:
-            raise UsageError(f"cannot read state from `{path}`", why=str(error)) from error
+        """Set all values from a file that `save` wrote; UsageError, and none is set, when it does not fit."""
+        arrays = _arrays_of(Path(path))
         wanted = {_key(variable): variable for variable in self._variables.values()}
         if set(arrays) != set(wanted):
             raise UsageError(
                 f"`{path}` does not hold this program's state",
                 why=f"it has {sorted(arrays)}, the program has {sorted(wanted)}",
             )
+        given: dict[str, Array] = {}
         for key, variable in wanted.items():
+            label = f"state `{variable.name}` of `{path}`"
             raw = arrays[key]
-            self.set(variable.name, host_value(raw, variable.dtype))
+            if raw.dtype != numpy_dtype(variable.dtype):
+                raise UsageError(f"{label} has dtype `{raw.dtype}`", why=f"wanted {variable.dtype}")
+            value = host_value(raw, variable.dtype)
+            given[variable.name] = host_array(value, label, variable.dtype, variable.shape)
+        with self._session.exclusive():
+            for name, raw in given.items():
+                self._write(self._variables[name], raw)
+        self._session.restored(given)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -135,6 +159,16 @@ class State:
             backend.upload(address, self._initial_bytes(variable))
         else:
             backend.fill(address, variable.nbytes, 0)
+
+
+def _arrays_of(path: Path) -> dict[str, Array]:
+    """What is in an ``.npz`` file; UsageError when it is none."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile, zlib.error) as error:
+        why = str(getattr(error, "strerror", None) or error)
+        raise UsageError(f"cannot read state from `{path}`", why=why) from error
 
 
 def _key(variable: StateVariable) -> str:

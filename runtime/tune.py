@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .artifact.atomic import AtomicFile
+from .artifact.atomic import write_whole
 from .errors import DeviceError, DevplanError, UsageError
 from .program import LibraryCall, Method
 
@@ -54,8 +54,7 @@ class Tuning:
         body: dict[str, Any] = {"format": _FORMAT, "gpu": self.gpu, "architecture": self.architecture}
         body |= {"versions": dict(self.versions), "algorithms": dict(self.algorithms), "triton": self.triton}
         body["kernels"] = {key: dict(choice) for key, choice in self.kernels.items()}
-        with AtomicFile(path) as file:
-            file.write((json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
+        write_whole(path, json.dumps(body, indent=1, sort_keys=True) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Tuning:

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ...runtime.artifact.atomic import write_whole
 from ...runtime.program import Launch, PlannedProgram
 from ..summary import constants_line, dimension_names, kernel_counts, port_words
 from ..words import count, lifetime, origin, size, sizes_words
@@ -21,7 +22,7 @@ _SHOWN, _LARGEST = 40, 400
 
 def write_page(path: Path, name: str, described: dict[str, Any], planned: PlannedProgram) -> None:
     """Write the report of an artifact of that name."""
-    path.write_text(page(name, described, planned), encoding="utf-8")
+    write_whole(path, page(name, described, planned))
 
 
 def page(name: str, described: dict[str, Any], planned: PlannedProgram) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...runtime.artifact.atomic import write_whole
 from ..words import size
 from .markup import element, text
 
@@ -40,7 +41,7 @@ def write_svg(path: Path, described: dict[str, Any]) -> None:
     arenas = [arena for method in described["methods"] for arena in method["arenas"] if arena["allocations"]]
     largest = max(arenas, key=lambda arena: arena["planned_bytes"], default=None)
     empty: dict[str, Any] = {"planned_bytes": 0, "lower_bound_bytes": 0, "allocations": []}
-    path.write_text(arena_svg(largest or empty, {}, standalone=True) + "\n", encoding="utf-8")
+    write_whole(path, arena_svg(largest or empty, {}, standalone=True) + "\n")
 
 
 def _block(a: dict[str, Any], total: int, columns: int, origins: Mapping[str, str]) -> str:

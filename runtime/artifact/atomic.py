@@ -31,13 +31,17 @@ class AtomicFile:
             self._is_named = True
         return self
 
-    def write(self, data: BytesLike) -> None:
-        """Append."""
+    def write(self, data: BytesLike) -> int:
+        """Append all of it; gives how many bytes that were."""
         view = memoryview(data).cast("B")
         self.digest.update(view)
         self.nbytes += view.nbytes
         while view.nbytes:
             view = view[os.write(self._descriptor, view) :]
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Nothing is held back: what writes to files may ask all the same."""
 
     def preview(self) -> Path:
         """The file as it is now, under a passing name in the same folder."""
@@ -56,6 +60,12 @@ class AtomicFile:
         finally:
             os.close(self._descriptor)
             self._name.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, data: str | BytesLike) -> None:
+    """Write a file in one step: it is the old one, or none, where that fails."""
+    with AtomicFile(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
 
 def _open_nameless(folder: Path) -> int:

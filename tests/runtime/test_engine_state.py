@@ -131,6 +131,10 @@ def test_a_failed_step_leaves_state_unknown_until_it_is_set(program: Any) -> Non
     failing[0] = False
     with pytest.raises(ExecutionError, match="state `total` is undefined"):
         loaded.method()(one)
+    with pytest.raises(ExecutionError, match="state `total` is undefined"):
+        loaded.state.get("total")
+    with pytest.raises(ExecutionError, match="state `total` is undefined"):
+        loaded.clone(copy_state=True)
     loaded.state.reset()
     assert loaded.method()(one)["y"][0] == 1
 
@@ -221,3 +225,62 @@ def test_state_of_bfloat16_is_saved_and_loaded(program: Any, tmp_path: Any) -> N
         loaded.state.load(tmp_path / "other.npz")
     with pytest.raises(UsageError, match="cannot read state"):
         loaded.state.load(tmp_path / "missing.npz")
+
+
+def two_variables(program: Any) -> LoadedProgram:
+    method = program.method()
+    for name in ("a", "b"):
+        program.variable(method, name, (4,), initial=np.full(4, 7, np.float32))
+    loaded: LoadedProgram = program.load()[0]
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("b", "message"),
+    [
+        (np.zeros(3, np.float32), "state `b` of .* has size 3 in dimension 0 instead of 4"),
+        (np.zeros(4, np.float64), "state `b` of .* has dtype `float64`"),
+        (np.zeros((2, 2), np.float32), "state `b` of .* has 2 dimensions instead of 1"),
+    ],
+)
+def test_a_state_file_that_does_not_fit_sets_nothing(
+    program: Any, tmp_path: Any, b: np.ndarray, message: str
+) -> None:
+    loaded = two_variables(program)
+    np.savez(tmp_path / "s.npz", a=np.zeros(4, np.float32), b=b)
+    with pytest.raises(UsageError, match=message):
+        loaded.state.load(tmp_path / "s.npz")
+    np.testing.assert_array_equal(loaded.state.get("a"), 7)
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "text", "empty", "one array"])
+def test_a_damaged_state_file_is_refused(program: Any, tmp_path: Any, harm: str) -> None:
+    loaded, path = two_variables(program), tmp_path / "s.npz"
+    loaded.state.save(path)
+    data = bytearray(path.read_bytes())
+    if harm == "one array":
+        np.save(tmp_path / "one.npy", np.zeros(4))
+        data = bytearray((tmp_path / "one.npy").read_bytes())
+    data[len(data) // 4] ^= 0xFF if harm == "flipped" else 0
+    texts = {"cut": bytes(data[: len(data) // 2]), "text": b"no archive", "empty": b""}
+    path.write_bytes(texts.get(harm, bytes(data)))
+    with pytest.raises(UsageError, match=r"cannot read state|does not hold"):
+        loaded.state.load(path)
+    np.testing.assert_array_equal(loaded.state.get("b"), 7)
+
+
+def test_a_state_file_is_written_whole_or_not_at_all(
+    program: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, path = two_variables(program), tmp_path / "s.npz"
+    loaded.state.save(path)
+    before = path.read_bytes()
+
+    def write_array(file: Any, *rest: Any, **options: Any) -> None:
+        file.write(b"half of it")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(np.lib.format, "write_array", write_array)
+    with pytest.raises(OSError, match="no space left"):
+        loaded.state.save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
