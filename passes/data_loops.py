@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from types import FrameType
@@ -28,6 +29,8 @@ MOST_TURNS = 512
 """Turns that a loop may have; each is a copy of its body."""
 LEAST_TURNS = 2
 """Torch keeps no bound for what a mask of up to this many elements selects."""
+
+_WAYS = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|DEREF)")
 
 define_marker("turn_begin(Tensor listed, int at, int count, str line) -> ()")
 define_marker("turn_end(Tensor[] before, Tensor[] after) -> ()")
@@ -127,8 +130,9 @@ def _noted(value: Any) -> Any:
 
 def _is_statement(frame: FrameType) -> bool:
     """Whether the frame is at the head of a `for` statement: no comprehension or call takes the iterator."""
-    codes = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 4 : 2]
-    return [dis.opname[code] for code in codes] == ["GET_ITER", "FOR_ITER"]
+    steps = (step.opname for step in dis.get_instructions(frame.f_code) if step.offset >= frame.f_lasti)
+    names = (name for name in steps if name not in ("EXTENDED_ARG", "CACHE"))
+    return [next(names), next(names)] == ["GET_ITER", "FOR_ITER"]
 
 
 def _read_first(frame: FrameType) -> set[str]:
@@ -136,8 +140,13 @@ def _read_first(frame: FrameType) -> set[str]:
     steps = list(dis.get_instructions(frame.f_code))
     head = next(step for step in steps if step.offset >= frame.f_lasti and step.opname == "FOR_ITER")
     behind = [step for step in steps if step.offset >= int(head.argval)]
-    first = {str(step.argval): step.opname for step in reversed(behind) if "_FAST" in step.opname}
-    return {name for name, how in first.items() if how.startswith("LOAD")}
+    first: dict[str, str] = {}
+    for step in behind:
+        ways = _WAYS.findall(step.opname)  # one instruction may concern two names
+        names: tuple[Any, ...] = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        for way, name in zip(ways, names, strict=False):
+            first.setdefault(str(name), way)
+    return {name for name, way in first.items() if way == "LOAD"}
 
 
 def loop_refusal(line: str, why: str, hint: str) -> UnsupportedOperatorError:
