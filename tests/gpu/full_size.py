@@ -2,6 +2,8 @@
 
     python tests/gpu/full_size.py [--only NAME,...] [--dtype bfloat16] [--limit SECONDS] [--jobs N]
     python tests/gpu/full_size.py --size small --device emulator     # the same without a GPU
+    python tests/gpu/full_size.py --save FOLDER                      # export alone, which needs no GPU
+    python tests/gpu/full_size.py --artifacts FOLDER                 # and run what was exported so
 
 Weights are random, made on the device in the given type. Errors are norms of differences over the norm of eager's
 result in float32 with the same weights: ours, and that of eager in the same type, which is the yardstick. One line a
@@ -69,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         "--limit", type=float, default=540.0, help="seconds, after which nothing more is begun"
     )
     parser.add_argument("--jobs", type=int, default=6)
+    parser.add_argument("--save", default="", help="only export, into this folder, what is not there yet")
+    parser.add_argument("--artifacts", default="", help="take the exports from this folder")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     return parser
@@ -79,8 +83,8 @@ def _in_process(name: str, options: argparse.Namespace, lock: str, end: float) -
     if left < 5:
         return f"{name:26} not begun: the time is over", False
     command = [sys.executable, "-W", "ignore", __file__, "--one", name, "--lock", lock]
-    for key in ("dtype", "size", "device"):
-        command += [f"--{key}", getattr(options, key)]
+    for key in ("dtype", "size", "device", "save", "artifacts"):
+        command += [f"--{key}", getattr(options, key)] if getattr(options, key) else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
     except subprocess.TimeoutExpired:
@@ -93,6 +97,8 @@ def _in_process(name: str, options: argparse.Namespace, lock: str, end: float) -
 
 
 def _line(name: str, found: dict[str, Any]) -> str:
+    if "saved" in found:
+        return f"{name:26} {found['saved']}"
     parts = [
         f"{name:26} export {found['export_s']:.0f} s, {found['rss'] / 2**30:.2f} GiB",
         f"weights {found['constants'] / 2**30:.2f} GiB",
@@ -114,6 +120,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     os.environ["DEVPLAN_MODEL_SIZE"] = size if size and options.size == "full" else options.size
     import torch
 
+    from devplan.passes.api import Exported
     from devplan.passes.export import export
     from devplan.passes.load_source import resolve
     from devplan.passes.options import ExportOptions
@@ -132,11 +139,23 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         finally:
             torch.set_default_dtype(torch.float32)
 
+    file = Path(options.save or options.artifacts or ".") / f"{options.one.replace(':', '-')}.pte"
+    if options.save and file.exists():
+        return {"saved": "was exported before", "good": True}
     source = build(dtype, torch.device("cpu"), weightless=True)
-    architectures = (_architecture(),) if place.type == "cuda" else ("sm_90",)
+    architectures = (_architecture(),) if place.type == "cuda" and not options.save else ("sm_90",)
     begin = time.monotonic()
-    result = export(source, ExportOptions(architectures=architectures, weights="none"))
+    if options.artifacts:
+        result = _exported(file)
+    else:
+        result = export(source, ExportOptions(architectures=architectures, weights="none"))
     found: dict[str, Any] = {"export_s": time.monotonic() - begin}
+    if options.save:
+        Exported(result, "none").write(file)
+        return {
+            "saved": f"export {found['export_s']:.0f} s, {file.stat().st_size / 2**20:.1f} MiB",
+            "good": True,
+        }
     found["rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found |= _plan(result)
     torch.backends.cudnn.allow_tf32 = False
@@ -158,6 +177,21 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     ]
     found["good"] = all(m["ours"] <= bound for m, bound in zip(found["methods"], bounds, strict=True))
     return found
+
+
+def _exported(file: Path) -> Any:
+    """What `export` gives, from an artifact without weights."""
+    from devplan.passes.export import ExportResult
+    from devplan.runtime.artifact import read
+
+    artifact = read(file)
+    recipes = {blob.digest: blob.recipe for blob in artifact.blobs if blob.recipe is not None}
+    held = {
+        digest: (lambda d=digest: artifact.constants[d])
+        for digest in artifact.constants
+        if digest not in recipes
+    }
+    return ExportResult(artifact.planned, held, (), {}, recipes)
 
 
 def _architecture() -> str:

@@ -1,4 +1,4 @@
-"""Whisper-small on a GPU: one encoding, and no copy in a step but the token's, by CUPTI's count too."""
+"""Whisper-small on a GPU: one encoding, and no copy in a step: even the token is read and written over the bus."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ def features() -> Any:
     return torch.randn(1, 80, 3000, generator=torch.Generator().manual_seed(5))
 
 
-def test_a_step_transfers_one_token_each_way(program: LoadedProgram) -> None:
+def test_a_step_makes_no_copy(program: LoadedProgram) -> None:
+    """The token's two copies, all that the plan has, are saved: kernels use its 8 bytes where the host has them."""
     said = whisper.say(program, features(), STEPS)
-    assert [step.copies for step in said] == [whisper.ONE_TOKEN] * STEPS
+    assert [step.copies for step in said] == [dict.fromkeys(whisper.ONE_TOKEN, (0, 0))] * STEPS
     assert program.method("decode").no_graph_reason == ""
 
 
-def test_the_gpu_copies_nothing_else(program: LoadedProgram) -> None:
+def test_the_gpu_copies_nothing(program: LoadedProgram) -> None:
     whisper.say(program, features(), 2)
     token = torch.tensor([[whisper.START]])
     torch.cuda.synchronize()
@@ -58,7 +59,7 @@ def test_the_gpu_copies_nothing_else(program: LoadedProgram) -> None:
     found = {
         kind: sum(name.startswith(f"Memcpy {kind}") for name in names) for kind in ("HtoD", "DtoH", "DtoD")
     }
-    assert found == {"HtoD": 4, "DtoH": 4, "DtoD": 0}
+    assert found == {"HtoD": 0, "DtoH": 0, "DtoD": 0}
 
 
 def test_tokens_are_those_of_eager(program: LoadedProgram) -> None:
