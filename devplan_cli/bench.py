@@ -30,6 +30,8 @@ def bench(
     ] = None,
     seed: flags.Seed = 0,
     weights: flags.Weights = None,
+    tuning: flags.Tuning = None,
+    device_map: flags.DeviceMap = None,
     device: flags.DeviceName = None,
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Timed calls.")] = 100,
     warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=0, help="Calls before those.")] = 10,
@@ -55,6 +57,7 @@ def bench(
 ) -> int:
     """Measure latency with percentiles, split into copies and device time; cold start; memory."""
     from .bench_job import Measurement, run_measurement
+    from .loading import parse_device_map
 
     asked = Measurement(
         artifact,
@@ -70,5 +73,7 @@ def bench(
         report,
         tuple(weights or ()),
         each_bucket,
+        tuning,
+        parse_device_map(device_map or ()),
     )
     return run_measurement(asked, Output(json, quiet, verbose))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..runtime.errors import UsageError
 from .artifacts import choose_method, open_artifact
 from .console import Output
-from .loading import check_device_name
+from .loading import check_device_name, teller
 from .run_inputs import gather_inputs
 from .run_job import buckets_view
 from .words import count, microseconds, size, table
@@ -37,6 +38,8 @@ class Measurement:
     report: Path | None = None
     weights: tuple[Path, ...] = ()
     each_bucket: bool = False
+    tuning: Path | None = None
+    device_map: Mapping[str, str] | None = None
 
 
 def run_measurement(asked: Measurement, output: Output) -> int:
@@ -61,6 +64,9 @@ def run_measurement(asked: Measurement, output: Output) -> int:
         page=asked.report,
         bucket_inputs=each,
         weights=asked.weights,
+        tuning=asked.tuning,
+        device_map=asked.device_map,
+        notify=teller(output),
     )
     if asked.report is not None:
         output.say(f"wrote {asked.report}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,19 +39,25 @@ def load_program(
     require_file(path)
     from ..runtime import load
 
-    def notify(line: str) -> None:
-        is_known = line.startswith("no CUDA device") and not output.verbose
-        output.say("no CUDA device; running on the emulator" if is_known else line)
-
     return load(
         path,
         device,
         device_map=device_map,
         allow_torch_ops=allow_torch_ops,
-        notify=notify,
+        notify=teller(output),
         tuning=tuning,
         weights=weights,
     )
+
+
+def teller(output: Output) -> Callable[[str], None]:
+    """What tells a person what `load` has to say."""
+
+    def notify(line: str) -> None:
+        is_known = line.startswith("no CUDA device") and not output.verbose
+        output.say("no CUDA device; running on the emulator" if is_known else line)
+
+    return notify
 
 
 def parse_device_map(texts: Sequence[str]) -> dict[str, str] | None:
@@ -60,6 +66,9 @@ def parse_device_map(texts: Sequence[str]) -> dict[str, str] | None:
     for slot, equals, gpu in pairs:
         if not (slot and equals and gpu):
             raise UsageError(f"cannot use `--device-map {slot}{equals}{gpu}`", why="expected `cuda:0=cuda:1`")
+    slots = [slot for slot, _, _ in pairs]
+    if twice := [slot for slot in slots if slots.count(slot) > 1]:
+        raise UsageError("cannot use `--device-map`", why=f"slot `{twice[0]}` is given twice")
     return {slot: gpu for slot, _, gpu in pairs} or None
 
 

@@ -161,6 +161,7 @@ def _document(
             "staging": memory.staging,
         },
         "copies": copies_of(method),
+        "ptx_kernels": sum(map(len, program.compiled_from_ptx.values())),
     }
     if method.buckets:
         document["buckets"] = [bucket.document() for bucket in method.buckets]

@@ -1,6 +1,6 @@
 """Measuring an artifact: latency with its parts, cold start in a fresh process, memory by the driver's word.
 
-`python -m devplan.runtime.bench ARTIFACT METHOD INPUTS.npz DEVICE STARTED` is that fresh process: it prints
+`python -m devplan.runtime.bench ARTIFACT METHOD INPUTS.npz OPTIONS STARTED` is that fresh process: it prints
 the seconds since ``STARTED`` (a wall clock time) after importing, loading and the first result, as JSON.
 """
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,23 +82,32 @@ def measure(
     page: Path | None = None,
     bucket_inputs: Sequence[Mapping[str, Any]] = (),
     weights: Sequence[Path] = (),
+    tuning: Path | None = None,
+    device_map: Mapping[str, str] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Load an artifact, measure one method, give `BenchResult.document`.
 
-    ``page`` is HTML to write; ``bucket_inputs`` are inputs of each bucket's sizes, to be timed as well.
+    ``page`` is HTML to write; ``bucket_inputs`` are inputs of each bucket's sizes, to be timed as well; the
+    other arguments that are not `bench`'s are `load`'s.
     """
     from .start import load
 
-    cold: dict[str, float] = (
-        measure_cold_start(artifact, method, inputs, device, weights) if cold_start else {}
-    )
-    free_before = _free_memory(device)
-    context = None
+    options: dict[str, Any] = {
+        "device": device,
+        "allow_torch_ops": allow_torch_ops,
+        "weights": [str(file) for file in weights],
+        "tuning": None if tuning is None else str(tuning),
+        "device_map": dict(device_map) if device_map else None,
+    }
+    cold = measure_cold_start(artifact, method, inputs, options) if cold_start else {}
+    gpus = _gpus(artifact, device, device_map, weights)
+    free_before, context = _free_memory(gpus), None
     if free_before is not None:
-        with load(artifact, device=device, allow_torch_ops=allow_torch_ops, weights=weights) as program:
+        with load(artifact, **options, notify=_silent) as program:
             program.method(method).run(place_inputs(program, program.method(method), inputs))
-        context = free_before - (_free_memory(device) or 0)
-    with load(artifact, device=device, allow_torch_ops=allow_torch_ops, weights=weights) as program:
+        context = free_before - (_free_memory(gpus) or 0)
+    with load(artifact, **options, notify=notify) as program:
         placed = place_inputs(program, program.method(method), inputs)
         called = program.method(method)
         result = bench(program, called, placed, repeat, warmup, free_before, context)
@@ -240,32 +249,53 @@ def _memory(
 
 
 def _gpu_free(program: LoadedProgram) -> int | None:
-    asks = [getattr(backend, "memory_info", None) for backend in program.backends.values()]
-    free = [ask()[0] for ask in asks if ask is not None]
-    return sum(free) if free else None
+    gpus: dict[int, Any] = {
+        getattr(backend, "ordinal", slot.index): ask
+        for slot, backend in program.backends.items()
+        if (ask := getattr(backend, "memory_info", None)) is not None
+    }
+    return sum(ask()[0] for ask in gpus.values()) if gpus else None
 
 
-def _free_memory(device: str | None) -> int | None:
-    """Free bytes on the GPU that a program would run on, with the context in place; None without a GPU."""
+def _gpus(
+    artifact: Path, device: str | None, device_map: Mapping[str, str] | None, weights: Sequence[Path]
+) -> set[int]:
+    """The GPUs that an artifact would run on; none where there is none, and on another device."""
     if device is not None and not device.startswith("cuda"):
-        return None
+        return set()
     from .cuda.driver import cuda_available
 
     if not cuda_available()[0]:
+        return set()
+    from .artifact import read
+    from .loading import device_slots, ordinals
+
+    slots = device_slots(read(artifact, weights=weights).planned)
+    return set(ordinals(slots, device, device_map or {}).values())
+
+
+def _free_memory(gpus: set[int]) -> int | None:
+    """Free bytes on all these GPUs, with their contexts in place; None without any."""
+    if not gpus:
         return None
     from .cuda.backend import shared_backend
 
-    return shared_backend(int((device or "cuda").partition(":")[2] or 0)).memory_info()[0]
+    return sum(shared_backend(gpu).memory_info()[0] for gpu in gpus)
+
+
+def _silent(line: str) -> None:
+    """Told what was told before."""
 
 
 def measure_cold_start(
     artifact: Path,
     method: str,
     inputs: Mapping[str, Any],
-    device: str | None,
-    weights: Sequence[Path] = (),
+    options: Mapping[str, Any],
 ) -> dict[str, float]:
     """Seconds from the start of a fresh process to the end of ``import``, ``load`` and ``first_result``.
+
+    ``options`` are `load`'s, in words that JSON has.
 
     Raises:
         ExecutionError: that process failed; the message holds its last line.
@@ -280,8 +310,8 @@ def measure_cold_start(
             dtype, raw = getattr(value, "dtype", None), getattr(value, "raw", None)
             arrays[f"{name}:{dtype}" if raw is not None else name] = value if raw is None else raw
         np.savez(file, **arrays)
-        command = [sys.executable, "-m", __name__, str(artifact), method, str(file), device or ""]
-        command += [repr(time.time()), *map(str, weights)]
+        command = [sys.executable, "-m", __name__, str(artifact), method, str(file), json.dumps(options)]
+        command.append(repr(time.time()))
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
@@ -290,7 +320,7 @@ def measure_cold_start(
     return seconds
 
 
-def _fresh_process(artifact: str, method: str, inputs: str, device: str, started: str, *weights: str) -> None:
+def _fresh_process(artifact: str, method: str, inputs: str, options: str, started: str) -> None:
     begin, marks = float(started), dict[str, float]()
 
     def mark(name: str) -> None:
@@ -299,7 +329,7 @@ def _fresh_process(artifact: str, method: str, inputs: str, device: str, started
     from . import load  # what a user's program does
 
     mark("import")
-    program = load(artifact, device=device or None, weights=weights)
+    program = load(artifact, **json.loads(options), notify=_silent)
     mark("load")
     called = program.method(method)
     called.run(place_inputs(program, called, _read_inputs(inputs)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from .backend import Backend, DeviceArray, Operand, Step
 from .binding import CopyTally
@@ -116,6 +116,16 @@ class LoadedProgram:
     def devices(self) -> dict[Device, str]:
         """What serves each device slot, in a person's words."""
         return {device: backend.label for device, backend in self._backends.items()}
+
+    @property
+    def compiled_from_ptx(self) -> dict[str, tuple[str, ...]]:
+        """By architecture, kernels that the driver compiles: the artifact has no code for it, but PTX."""
+        found: dict[str, tuple[str, ...]] = {}
+        for backend in self._backends.values():
+            gpu: Any = backend
+            if names := getattr(gpu, "uses_ptx", ()):
+                found[gpu.info.architecture] = names
+        return found
 
     @property
     def backends(self) -> Mapping[Device, Backend]:

@@ -31,6 +31,8 @@ def load_planned(
 ) -> LoadedProgram:
     """Like `start.load`, for a program in memory and its constants' bytes by digest."""
     slots = device_slots(planned)
+    if device_map:
+        _refuse_map_with(device)
     check_torch_ops(planned, slots, allow_torch_ops)
     backends: dict[Device, Backend] = {CPU: CpuBackend()}
     is_emulated = False
@@ -120,6 +122,13 @@ def ordinals(slots: list[Device], device: str | None, device_map: Mapping[str, s
             )
         mapping = {slots[0]: _slot(device).index}
     return {slot: mapping.get(slot, slot.index) for slot in slots}
+
+
+def _refuse_map_with(device: str | None) -> None:
+    """UsageError where a device leaves nothing to map."""
+    if device not in (None, "cuda"):
+        why = "a map says which GPU serves which slot"
+        raise UsageError(f"cannot use device `{device}` with a device map", why=why, hint="drop one of them")
 
 
 def _slot(text: str) -> Device:

@@ -72,7 +72,17 @@ def load(
     )
     if tuning is not None:
         _apply_tuning(program, Path(tuning), notify)
+    if names := program.compiled_from_ptx:
+        missing = " and ".join(names)
+        count = sum(map(len, names.values()))
+        what = f"{count} kernels" if count > 1 else "1 kernel"
+        line = f"the driver compiles {what} from PTX: the artifact has no code for {missing}"
+        _tell(f"{line}; export with `--arch {','.join(names)}` for a quicker start", notify)
     return program
+
+
+def _tell(line: str, notify: Callable[[str], None] | None) -> None:
+    warnings.warn(line, stacklevel=4) if notify is None else notify(line)
 
 
 def _apply_tuning(program: LoadedProgram, path: Path, notify: Callable[[str], None] | None) -> None:
@@ -84,8 +94,7 @@ def _apply_tuning(program: LoadedProgram, path: Path, notify: Callable[[str], No
         program.close()
         raise
     if reason:
-        line = f"`{path}` is not used: {reason}"
-        warnings.warn(line, stacklevel=3) if notify is None else notify(line)
+        _tell(f"`{path}` is not used: {reason}", notify)
 
 
 def _warm_up(planned: PlannedProgram, device: str | None, device_map: Mapping[str, str] | None) -> None:

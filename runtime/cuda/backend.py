@@ -13,7 +13,7 @@ from ..errors import DeviceError, DevplanError, ExecutionError
 from ..expr import evaluate
 from ..program import Copy, Device, HostCall, Kernel, KernelCode, Launch, LibraryCall
 from . import graph
-from .code import choose_code, load_function
+from .code import choose_code, load_function, verify_image
 from .context import GpuContext
 from .copies import bind_copy, bind_fill, bind_moving_copy
 from .driver import check
@@ -61,9 +61,16 @@ class CudaBackend(GpuContext):
         return tuple(name for name, (_, code) in self._kernels.items() if code.form == "ptx")
 
     def load(self, kernels: Sequence[Kernel]) -> None:
-        """Choose each kernel's code for this GPU; it is handed to the driver when a launch first needs it."""
+        """Choose each kernel's code for this GPU; it is handed to the driver when a launch first needs it.
+
+        Raises:
+            DeviceError: a kernel has no code for this GPU.
+            ArtifactError: code is not what it says.
+        """
         here, shared = self.info.capability, self.info.shared_nbytes
         chosen = {kernel.name: (kernel, choose_code(kernel, here, shared)) for kernel in kernels}
+        for name, (_, code) in chosen.items():
+            verify_image(code, name)
         self._kernels.update(chosen)
 
     def _function(self, name: str) -> Any:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..errors import DeviceError
+from ..errors import ArtifactError, DeviceError
 from ..program import Kernel, KernelCode
 from .driver import check, failure
 
 _ARCHITECTURE = re.compile(r"(?:sm|compute)_(\d+)(\d)([af]?)")
 _STATIC_SHARED_NBYTES = 48 << 10
 """Shared memory that a launch may ask for without the function attribute."""
+
+_ELF_HEADER, _EM_CUDA = 64, 190
 
 
 def choose_code(kernel: Kernel, capability: tuple[int, int], shared_nbytes: int) -> KernelCode:
@@ -61,6 +63,25 @@ def _rank(code: KernelCode, capability: tuple[int, int]) -> tuple[int, int, int]
         fits = (major, minor) <= capability and (suffix != "f" or major == capability[0])
         return (0, major * 10 + minor, len(suffix)) if fits else None
     return None
+
+
+def verify_image(code: KernelCode, name: str) -> None:
+    """ArtifactError when code is not what it says: the driver alone would tell, at the first launch.
+
+    A cubin is an ELF file of 64 bits for NVIDIA's machine; PTX names its version and its target in text.
+    """
+    data = bytes(code.data[:4096])
+    if code.form == "cubin":
+        is_elf = data[:5] == b"\x7fELF\x02" and len(data) >= _ELF_HEADER
+        good = is_elf and int.from_bytes(data[18:20], "little") == _EM_CUDA
+    else:
+        good = b".version" in data and b".target" in data
+    if not good:
+        raise ArtifactError(
+            f"the code of kernel `{name}` for {code.architecture} is no {code.form}",
+            why="it is damaged, or was made by something else",
+            hint="export again",
+        )
 
 
 def load_function(cu: Any, code: KernelCode, name: str) -> tuple[Any, Any]:

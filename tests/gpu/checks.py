@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -23,7 +24,7 @@ from devplan.runtime.backend import Operand
 from devplan.runtime.cuda import driver
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
-from devplan.runtime.errors import DeviceError, DevplanError, ExecutionError, UsageError
+from devplan.runtime.errors import ArtifactError, DeviceError, DevplanError, ExecutionError, UsageError
 from devplan.runtime.host import HostTensor, numpy_dtype
 from devplan.runtime.program import (
     CPU,
@@ -243,10 +244,12 @@ def check_ptx() -> str:
 
 def check_errors() -> str:
     found = [raises(ExecutionError, lambda: gpu().allocate(1 << 50))]
-    bad = Kernel(
-        "bad", (), (KernelCode(gpu().info.architecture, "cubin", "bad", b"\x7fELF" + b"\0" * 60, 4, 0),)
+    header = b"\x7fELF\x02".ljust(18, b"\0") + b"\xbe".ljust(46, b"\0")
+    code = KernelCode(gpu().info.architecture, "cubin", "bad", header, 4, 0)
+    found.append(
+        raises(ArtifactError, lambda: gpu().load([Kernel("bad", (), (replace(code, data=header[:40]),))]))
     )
-    gpu().load([bad])
+    gpu().load([Kernel("bad", (), (code,))])
     found.append(raises(DeviceError, lambda: gpu().bind(Launch("bad", (), (1, 1, 1), (), ()), {}, {})))
     found.append(raises(DeviceError, lambda: CudaBackend(GPU, 99)))
     gpu().synchronize()

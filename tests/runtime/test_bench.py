@@ -111,4 +111,4 @@ def test_a_slice_is_named_after_the_users_module() -> None:
 
 def test_a_cold_start_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(ExecutionError, match=r"missing\.pte"):
-        measure_cold_start(tmp_path / "missing.pte", "forward", {}, "emulator")
+        measure_cold_start(tmp_path / "missing.pte", "forward", {}, {"device": "emulator"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from devplan.runtime.backend import Backend, Operand
 from devplan.runtime.cuda import driver, staging
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
-from devplan.runtime.errors import DeviceError, ExecutionError
+from devplan.runtime.errors import ArtifactError, DeviceError, ExecutionError
 from devplan.runtime.program import (
     CPU,
     Copy,
@@ -32,7 +33,9 @@ GPU = Device("cuda", 0)
 
 def add_kernel(shared: int = 0, form: str = "cubin", *, waits: bool = False) -> Kernel:
     architecture = "sm_90" if form == "cubin" else "sm_80"
-    code = KernelCode(architecture, form, "add_kernel", b"\x7fELF....", 8, shared, waits)
+    elf = b"\x7fELF\x02".ljust(18, b"\0") + b"\xbe".ljust(46, b"\0")
+    data = elf if form == "cubin" else b".version 8.0\n.target sm_80\n"
+    code = KernelCode(architecture, form, "add_kernel", data, 8, shared, waits)
     return Kernel("add", (KernelParameter("x", "*fp32"), KernelParameter("n", "i32")), (code,))
 
 
@@ -161,6 +164,27 @@ def test_an_artifact_for_other_gpus_is_refused_at_load(cu: Any) -> None:
 def test_ptx_is_used_and_reported(gpu: CudaBackend) -> None:
     gpu.load([add_kernel(form="ptx")])
     assert gpu.uses_ptx == ("add",)
+
+
+@pytest.mark.parametrize(
+    ("form", "data"),
+    [
+        ("cubin", b""),
+        ("cubin", b"\x7fELF"),
+        ("cubin", b"\x7fELF\x02".ljust(18, b"\0") + b"\x3e".ljust(46, b"\0")),  # for x86-64
+        ("cubin", b".version 8.0\n.target sm_90\n"),
+        ("ptx", b"\x7fELF\x02" + bytes(59)),
+        ("ptx", b""),
+    ],
+)
+def test_what_is_no_code_is_refused_before_the_driver_sees_it(
+    gpu: CudaBackend, cu: Any, form: str, data: bytes
+) -> None:
+    kernel = add_kernel(form=form)
+    damaged = replace(kernel, codes=(replace(kernel.codes[0], data=data),))
+    with pytest.raises(ArtifactError, match=f"code of kernel `add` for sm_.0 is no {form}"):
+        gpu.load([damaged])
+    assert "cuModuleLoadData" not in cu.names()
 
 
 def test_damaged_code_is_a_device_error(gpu: CudaBackend, cu: Any) -> None:
