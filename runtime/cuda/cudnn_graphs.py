@@ -52,12 +52,13 @@ def convolution(cudnn: Any, handle: Any, call: LibraryCall, operands: Mapping[st
         result.set_dim(list(wide_out.shape))
     else:
         result = made.graph.conv_fprop(image=image, weight=kernel, **sizes)
-    if bias is not None:
-        row = _reshaped(bias, (1, bias.numel, *(1,) * (len(wide_out.shape) - 2)))
-        result = made.graph.bias(input=result, bias=made.tensor(row, "bias"))
+    # First what is added, then the bias: cuDNN has kernels for this order, and compiles one for any other.
     if call.attribute("has_added", False):
         added = operands[names[-1]]
         result = made.graph.add(a=result, b=made.tensor(_widened(added, pad), "added"))
+    if bias is not None:
+        row = _reshaped(bias, (1, bias.numel, *(1,) * (len(wide_out.shape) - 2)))
+        result = made.graph.bias(input=result, bias=made.tensor(row, "bias"))
     if activation == "relu":
         result = made.graph.relu(input=result)
     elif activation == "relu6":
