@@ -50,6 +50,7 @@ class CudaBackend(GpuContext):
         self._graphs: weakref.WeakSet[graph.GraphStep] = weakref.WeakSet()
         self._libraries: dict[str, Any] = {}
         self._moving: list[graph.MovingNode] = []
+        self._scratch: int | None = None
         self.tuning: Mapping[str, int] = {}
         """Which of a library's algorithms to take, by the call's key; see `runtime.tune`."""
         self.launches_early = os.environ.get("DEVPLAN_EARLY_LAUNCH", "1") != "0"
@@ -245,6 +246,17 @@ class CudaBackend(GpuContext):
         if node is not None:
             self._moving.append(graph.MovingNode(node, end, uploads))
 
+    def separate(self) -> None:
+        """Let the next kernel begin only after all before it, even one that asks to begin earlier.
+
+        For libraries whose kernels ask for it and read too early.
+        """
+        if graph.separate(self._cu, self._stream):
+            return
+        if self._scratch is None:
+            self._scratch = self.allocate(4)
+        check(self._cu.cuMemsetD32Async(self._scratch, 0, 1, self._stream), "separate two kernels")
+
     def timeline(
         self, groups: Sequence[Sequence[Step]], repeat: int, before: Step | None = None
     ) -> list[list[float]]:
@@ -276,6 +288,8 @@ class CudaBackend(GpuContext):
             library.close()
         for module in self._modules:
             self._cu.cuModuleUnload(module)
+        if self._scratch is not None:
+            self._cu.cuMemFree(self._scratch)
         self.release()
 
 

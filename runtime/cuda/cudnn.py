@@ -112,6 +112,9 @@ class Cudnn:
         def step() -> None:
             backend.enter()
             self._use_stream(backend.stream)
+            # Kernels that cuDNN compiles are launched to begin while the one before ends, and some then read
+            # a residual that it has not written yet (on an H200, in graphs: wrong results, without an error).
+            backend.separate()
             try:
                 if algorithm is None:
                     graph.execute(pointers, workspace, handle=self._handle)

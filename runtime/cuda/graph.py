@@ -131,6 +131,23 @@ def last_node(cu: Any, stream: Any) -> Any | None:
     return result[4][0]
 
 
+def separate(cu: Any, stream: Any) -> bool:
+    """Let what is recorded next on a stream begin after all before it; False when it is not being recorded.
+
+    An empty node in between leaves no kernel that the next one could overlap with, however it is launched.
+    """
+    status, recording, _, graph, nodes, *_, count = cu.cuStreamGetCaptureInfo(stream)
+    if status or recording != cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+        return False
+    doing = "separate two kernels of a CUDA graph"
+    node = check(cu.cuGraphAddEmptyNode(graph, nodes[:count] if nodes else None, count), doing)
+    # cuda-python 12 has edges' types in functions of their own names.
+    update = getattr(cu, "cuStreamUpdateCaptureDependencies_v2", None) or cu.cuStreamUpdateCaptureDependencies
+    flags = cu.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
+    check(update(stream, [node], None, 1, int(flags)), doing)
+    return True
+
+
 def capture(cu: Any, stream: Any, steps: Sequence[Step], join: Callable[[bool], None]) -> Recorded:
     """Record what the steps enqueue on the stream, and instantiate it.
 

@@ -461,6 +461,50 @@ def check_convolutions() -> str:
     return f"{count} convolutions; {errors}; slowest bind and run {slowest * 1e3:.0f} ms"
 
 
+def check_residual_convolutions_in_a_graph() -> str:
+    """ResNet's downsampling block at batch 32, in which cuDNN's kernels once read a residual before it was there."""
+    shapes = {"x": (32, 64, 56, 56), "a": (128, 64, 3, 3), "b": (128, 128, 3, 3), "c": (128, 64, 1, 1)}
+    shapes |= {name: (32, 128, 28, 28) for name in ("y", "z", "out")} | {"bias": (128,)}
+    held = {}
+    for name, shape in shapes.items():
+        array = (RANDOM.standard_normal(shape) * (0.05 if name in "abc" else 1)).astype(np.float32)
+        if len(shape) == 4:
+            array = np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)
+        held[name] = place(array, DType.FLOAT16)
+    workspace = DeviceTensor.empty((32 << 20,), DType.UINT8, gpu())
+    operands = {name: operand for name, (operand, _) in held.items()} | {"space": workspace.operand}
+
+    def call(reads: tuple[str, ...], out: str, **attributes: Any) -> LibraryCall:
+        given = {"padding": (1, 1), "stride": (1, 1), "dilation": (1, 1), "groups": 1, "has_bias": True}
+        given |= {"has_added": "z" in reads} | attributes
+        return LibraryCall("convolution", reads, (out, "space"), tuple(given.items()), "space")
+
+    relu = {"activation": "relu"}
+    calls = [
+        call(("x", "a", "bias"), "y", stride=(2, 2), **relu),
+        call(("y", "b", "bias"), "z"),
+        call(("x", "c", "bias", "z"), "out", stride=(2, 2), padding=(0, 0), **relu),
+    ]
+    steps = [gpu().bind(each, operands, {}) for each in calls]
+    for step in steps:
+        step()
+        gpu().synchronize()
+    wanted, replay = fetch(operands["out"]), gpu().capture(steps)
+    turns = 50
+    for _ in range(turns):
+        for name in ("y", "z", "out"):
+            gpu().fill(operands[name].address, operands[name].span_nbytes, 0x11)
+        replay()
+        gpu().synchronize()
+        assert np.array_equal(fetch(operands["out"]), wanted), "the graph's result is not that of the steps"
+    for _ in range(turns):
+        for step in steps:
+            step()
+        gpu().synchronize()
+        assert np.array_equal(fetch(operands["out"]), wanted), "without waits between the steps it differs"
+    return f"{turns} replays and {turns} runs on a stream as one step after the other"
+
+
 def check_transposed_convolutions() -> str:
     worst = 0.0
     for dtype, stride, extra in itertools.product((DType.FLOAT32, DType.FLOAT16), (1, 2), (0, 1)):

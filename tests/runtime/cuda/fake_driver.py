@@ -45,6 +45,9 @@ class FakeDriver:
     CUlaunchConfig = CUlaunchAttribute = CUlaunchAttributeValue = Launching
     CUstream = int
 
+    class CUstreamUpdateCaptureDependencies_flags(enum.IntEnum):
+        CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1
+
     def __init__(self, capability: tuple[int, int] = (9, 0)) -> None:
         self.capability = capability
         self.calls: list[tuple[Any, ...]] = []
@@ -190,6 +193,14 @@ class FakeDriver:
 
     def _cuStreamIsCapturing(self, stream: int) -> str:
         return "CU_STREAM_CAPTURE_STATUS_" + ("INVALIDATED" if self.breaks_in_capture else "NONE")
+
+    def _cuStreamGetCaptureInfo(self, stream: int) -> tuple[Any, ...]:
+        if not self.capturing:
+            return "CU_STREAM_CAPTURE_STATUS_NONE", 0, None, None, None, 0
+        return "CU_STREAM_CAPTURE_STATUS_ACTIVE", 1, 77, ["last node", "?"], ["edge", "?"], 1
+
+    def _cuGraphAddEmptyNode(self, graph: int, nodes: list[Any], count: int) -> str:
+        return "empty node"
 
     def _cuGraphGetNodes(self, graph: int, count: int) -> tuple[list[int], int]:
         return [], 3

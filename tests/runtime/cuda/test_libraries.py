@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -292,8 +293,11 @@ IMAGES = {
 }  # fmt: skip
 
 
+KINDS = ("conv_fprop", "conv_dgrad", "bias", "relu", "sdpa")
+
+
 def names(graph: Graph) -> list[str]:
-    return [name for name, _ in graph.nodes if name in ("conv_fprop", "conv_dgrad", "bias", "relu", "sdpa")]
+    return [name for name, _ in graph.nodes if name in KINDS]
 
 
 def test_bias_and_relu_join_the_convolution(gpu: CudaBackend, dnn: FakeCudnn) -> None:
@@ -332,6 +336,37 @@ def test_float32_means_float32(
     images = {name: dense(o.shape, o.address, dtype) for name, o in IMAGES.items() if name != "space"}
     gpu.bind(convolution(allow_tf32=allow), images | {"space": SPACE}, {})
     assert dnn.graphs[0].notes == (["TENSOR_CORE", "DOWN_CONVERT_INPUTS"] if exact else [])
+
+
+def test_a_residual_is_added_before_the_bias(gpu: CudaBackend, dnn: FakeCudnn) -> None:
+    """The order for which cuDNN has kernels; any other it compiles, and such kernels read the residual early."""
+    call = convolution(has_bias=True, has_added=True, activation="relu")
+    operands = IMAGES | {"added": dense((1, 4, 6, 6), 2048)}
+    gpu.bind(replace(call, reads=("x", "w", "bias", "added")), operands, {})
+    made = [name for name, _ in dnn.graphs[0].nodes]
+    assert [name for name in made if name in ("add", *KINDS)] == ["conv_fprop", "add", "bias", "relu"]
+
+
+def test_a_recorded_cudnn_kernel_waits_for_the_end_of_the_one_before(
+    gpu: CudaBackend, dnn: FakeCudnn, cu: Any
+) -> None:
+    step = gpu.bind(convolution(), IMAGES, {})
+    cu.calls.clear()
+    gpu.capture([step, step])
+    added = [call[1:] for call in cu.calls if call[0] == "cuGraphAddEmptyNode"]
+    assert added == [(77, ["last node"], 1)] * 2
+    assert [call[2] for call in cu.calls if "UpdateCapture" in call[0]] == [["empty node"]] * 2
+    assert "cuMemsetD32Async" not in cu.names()
+
+
+def test_a_cudnn_kernel_on_a_stream_waits_too(gpu: CudaBackend, dnn: FakeCudnn, cu: Any) -> None:
+    step = gpu.bind(convolution(), IMAGES, {})
+    cu.calls.clear()
+    step()
+    step()
+    assert cu.names().count("cuMemsetD32Async") == 2 and cu.names().count("cuMemAlloc") == 1
+    gpu.close()
+    assert cu.names().count("cuMemFree") == 1
 
 
 def test_engines_keep_within_the_planned_workspace(gpu: CudaBackend, dnn: FakeCudnn) -> None:
