@@ -9,7 +9,7 @@ factor can be applied to the finished sums: sum(x * g * w) / rms(x) = sum(x / rm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from .own_launch import TYPES
 from .own_operators import own_operator
 from .tape import READY, ExternCall, KernelSpec, OwnLaunch, Window
 
+_MOST_WRITTEN_OUT = 12
+"""Steps of a program's loop over the columns."""
 _READ_ONCE_NBYTES = 4 << 20
 """Weights from this size on give way in the cache to what is read again soon."""
 
@@ -64,11 +66,15 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Blocks:
-    """A program's shape: weight rows, columns of one step, and warps, which share the columns."""
+    """A program's shape: weight rows, columns of one step, and warps, which share the columns.
+
+    ``depth`` steps of the weight are on their way before the first is multiplied.
+    """
 
     rows: int
     columns: int
     warps: int
+    depth: int = 1
 
 
 def blocks_for(rows: int, outputs: int, columns: int, itemsize: int, is_gated: bool) -> Blocks:
@@ -115,7 +121,7 @@ def to_steps_with(call: ExternCall, blocks: Blocks) -> tuple[OwnLaunch, ...]:
     given = {"x": x, "weight": weight, "bias": bias, "norm": norm, "added": added, "output": output}
     windows = {name: window for name, window in given.items() if window is not None}
     parameters = tuple((name, TYPES[window.dtype]) for name, window in windows.items())
-    source = _source(x.sizes[0], given, tuple(constants), str(activation), bool(is_gated))
+    source = _source(x.sizes[0], given, tuple(constants), str(activation), bool(is_gated), blocks)
     spec = KernelSpec(
         name="row_product",
         source=source,
@@ -139,16 +145,25 @@ def _nbytes(weight: Window | None) -> int:
 
 
 def _source(
-    rows: int, given: dict[str, Window | None], constants: Sequence[str], activation: str, is_gated: bool
+    rows: int,
+    given: dict[str, Window | None],
+    constants: Sequence[str],
+    activation: str,
+    is_gated: bool,
+    blocks: Blocks,
 ) -> str:
     """The kernel's text: the rows of x unrolled, and no more than what the call asks for."""
     names = [name for name, window in given.items() if window is not None]
+    weight, output = given["weight"], given["output"]
+    assert weight is not None and output is not None
     weights = {"w": "weight", "u": "weight + OUTPUTS * weight_n"} if is_gated else {"w": "weight"}
     biases = dict(zip(weights, ("bias", "bias + OUTPUTS"), strict=False)) if "bias" in names else {}
-    once = ', eviction_policy="evict_first"' if _nbytes(given["weight"]) >= _READ_ONCE_NBYTES else ""
-    streams = {each: (f"{pointer} + at", "is_output[:, None] & ", once) for each, pointer in weights.items()}
+    once = ', eviction_policy="evict_first"' if _nbytes(weight) >= _READ_ONCE_NBYTES else ""
+    mask = "is_output[:, None]" if output.sizes[1] % blocks.rows else ""
+    streams = {each: (f"{pointer} + at", mask, once) for each, pointer in weights.items()}
     if "norm" in names:
         streams["g"] = ("norm + k", "", "")
+    steps = _Steps(rows, streams, tuple(weights), weight.sizes[1], blocks)
     lines = [
         "@triton.jit",
         f"def row_product({', '.join(names)}{''.join(f', {name}: tl.constexpr' for name in constants)}):",
@@ -156,16 +171,13 @@ def _source(
         "    k = tl.arange(0, BLOCK_K)[None, :]",
         "    is_output = n < OUTPUTS",
         "    at = n.to(tl.int64)[:, None] * weight_n + k",
-        *(
-            f"    {each} = tl.load({pointer}, mask={mask}(k < COLUMNS), other=0.0{once})"
-            for each, (pointer, mask, once) in streams.items()
-        ),
+        *steps.early(),
         *(f"    b_{each} = {_vector(pointer)}" for each, pointer in biases.items()),
         READY,
     ]
     if "added" in names:
         lines += [f"    added{m} = {_vector(f'added + {m} * added_m')}" for m in range(rows)]
-    lines += _loop(rows, streams, weights)
+    lines += steps.rest()
     for m in range(rows):
         lines += _row_end(m, list(weights), names, activation)
     return "\n".join(lines) + "\n"
@@ -176,28 +188,97 @@ def _vector(pointer: str) -> str:
     return f"tl.load({pointer} + n, mask=is_output, other=0.0).to(tl.float32)"
 
 
-def _loop(rows: int, streams: Mapping[str, tuple[str, str, str]], weights: Iterable[str]) -> list[str]:
-    """The sums over the columns; a step's constants were loaded in the step before."""
-    has_norm = "g" in streams
-    lines = [
-        f"    sums_{w}{m} = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)" for m in range(rows) for w in weights
-    ]
-    lines += [f"    squares{m} = tl.zeros([1, BLOCK_K], tl.float32)" for m in range(rows) if has_norm]
-    lines += [
-        "    for begin in range(0, COLUMNS, BLOCK_K):",
-        "        c = begin + k",
-        *(
-            f"        next_{each} = tl.load({pointer} + begin + BLOCK_K, "
-            f"mask={mask}(c + BLOCK_K < COLUMNS), other=0.0{once})"
-            for each, (pointer, mask, once) in streams.items()
-        ),
-    ]
-    for m in range(rows):
-        lines.append(f"        x{m} = tl.load(x + {m} * x_m + c, mask=c < COLUMNS, other=0.0).to(tl.float32)")
-        if has_norm:
-            lines += [f"        squares{m} += x{m} * x{m}", f"        x{m} = x{m} * g.to(tl.float32)"]
-        lines += [f"        sums_{each}{m} += {each}.to(tl.float32) * x{m}" for each in weights]
-    return lines + [f"        {each} = next_{each}" for each in streams]
+@dataclass(frozen=True)
+class _Steps:
+    """The sums over the columns. Few steps are written out, so that each load stands as far ahead as it may.
+
+    ``streams`` are what is read along the columns besides x: a pointer, a mask and a policy by name; those of
+    ``weights`` are multiplied by x, and `g` is the norm's weight.
+    """
+
+    rows: int
+    streams: Mapping[str, tuple[str, str, str]]
+    weights: tuple[str, ...]
+    columns: int
+    blocks: Blocks
+
+    @property
+    def _count(self) -> int:
+        return -(-self.columns // self.blocks.columns)
+
+    @property
+    def _is_written_out(self) -> bool:
+        return self._count <= _MOST_WRITTEN_OUT
+
+    def early(self) -> list[str]:
+        """Loads that wait for no launch."""
+        depth = min(self.blocks.depth, self._count) if self._is_written_out else 1
+        return [line for step in range(depth) for line in self._loads(step)]
+
+    def rest(self) -> list[str]:
+        """From what was loaded early to the sums."""
+        made = [
+            f"    sums_{w}{m} = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)"
+            for m in range(self.rows)
+            for w in self.weights
+        ]
+        if "g" in self.streams:
+            made += [f"    squares{m} = tl.zeros([1, BLOCK_K], tl.float32)" for m in range(self.rows)]
+        if not self._is_written_out:
+            return made + self._loop()
+        made += self._x(0)
+        for step in range(self._count):
+            if step + self.blocks.depth < self._count:
+                made += self._loads(step + self.blocks.depth)
+            made += self._x(step + 1) if step + 1 < self._count else []
+            made += self._products(lambda name, at=step: f"{name}_{at}", "    ")
+        return made
+
+    def _loop(self) -> list[str]:
+        made = [
+            "    for begin in range(0, COLUMNS, BLOCK_K):",
+            "        c = begin + k",
+            *(
+                f"        next_{each} = tl.load({pointer} + begin + BLOCK_K, "
+                f"mask={f'{mask} & ' if mask else ''}(c + BLOCK_K < COLUMNS), other=0.0{policy})"
+                for each, (pointer, mask, policy) in self.streams.items()
+            ),
+            *(
+                f"        x{m} = tl.load(x + {m} * x_m + c, mask=c < COLUMNS, other=0.0)"
+                for m in range(self.rows)
+            ),
+        ]
+        made += self._products(lambda name: f"{name}_0" if name in self.streams else name, "        ")
+        return made + [f"        {each}_0 = next_{each}" for each in self.streams]
+
+    def _loads(self, step: int) -> list[str]:
+        return [
+            f"    {each}_{step} = {self._load(f'{pointer} + {step} * BLOCK_K', mask, step, policy)}"
+            for each, (pointer, mask, policy) in self.streams.items()
+        ]
+
+    def _x(self, step: int) -> list[str]:
+        return [
+            f"    x{m}_{step} = {self._load(f'x + {m} * x_m + k + {step} * BLOCK_K', '', step, '')}"
+            for m in range(self.rows)
+        ]
+
+    def _load(self, pointer: str, mask: str, step: int, policy: str) -> str:
+        """A load of one step, masked where it has to be."""
+        is_whole = (step + 1) * self.blocks.columns <= self.columns
+        masks = [each for each in (mask, "" if is_whole else f"(k + {step} * BLOCK_K < COLUMNS)") if each]
+        given = f", mask={' & '.join(masks)}, other=0.0" if masks else ""
+        return f"tl.load({pointer}{given}{policy})"
+
+    def _products(self, name: Callable[[str], str], indent: str) -> list[str]:
+        """Add one step's products; ``name`` says what its operands are called."""
+        made: list[str] = []
+        for m in range(self.rows):
+            made.append(f"wide = {name(f'x{m}')}.to(tl.float32)")
+            if "g" in self.streams:
+                made += [f"squares{m} += wide * wide", f"wide = wide * {name('g')}.to(tl.float32)"]
+            made += [f"sums_{each}{m} += {name(each)}.to(tl.float32) * wide" for each in self.weights]
+        return [indent + line for line in made]
 
 
 def _row_end(m: int, weights: Sequence[str], names: Sequence[str], activation: str) -> list[str]:

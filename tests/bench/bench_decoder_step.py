@@ -42,34 +42,48 @@ from devplan.passes.compile_kernels import canonical, that_waits
 from devplan.passes.row_product import Blocks
 from devplan.passes.tape import KernelSpec, OwnLaunch
 
-LAYERS, POSITION, PLACES = 22, 1900, ("before", "end", "before, stays")
+LAYERS, POSITION, PLACES = 22, 1900, ("none", "before", "end")
 QKV, OUT, GATE, DOWN, HEAD_PRODUCT = SHAPES[:5]
 PRODUCTS = (QKV, OUT, GATE, DOWN, HEAD_PRODUCT)
-NARROW = ((2, 1024, 4), (1, 1024, 4), (4, 1024, 4), (1, 2048, 4), (2, 2048, 4), (2, 2048, 8), (4, 2048, 8))
-NARROW += ((2, 512, 2), (4, 512, 2), (1, 512, 2), (2, 256, 1), (4, 256, 1), (1, 256, 1))
+NARROW = (
+    (2, 1024, 4),
+    (2, 1024, 4, 2),
+    (2, 2048, 4),
+    (1, 2048, 4),
+    (4, 1024, 4),
+    (4, 1024, 4, 2),
+    (4, 2048, 8),
+)
+NARROW += ((2, 2048, 8),)
 TRIED = {
     QKV: NARROW,
     OUT: NARROW,
-    GATE: (
-        (1, 1024, 4),
-        (2, 1024, 4),
-        (1, 2048, 4),
-        (2, 2048, 4),
-        (2, 2048, 8),
-        (1, 512, 2),
-        (2, 512, 2),
-        (2, 256, 1),
+    GATE: ((1, 2048, 4), (1, 1024, 4), (1, 1024, 4, 2), (2, 2048, 4), (2, 2048, 8), (2, 1024, 4, 2)),
+    DOWN: (
+        *((4, 2048, 4), (2, 1024, 4), (2, 1024, 4, 2), (2, 1024, 4, 3), (2, 1024, 4, 6), (1, 1024, 4, 6)),
+        *((1, 1024, 4, 3), (4, 1024, 4, 2), (2, 2048, 8), (2, 2048, 8, 2), (2, 2048, 8, 3), (1, 2048, 8, 3)),
+        *((4, 2048, 8), (1, 2048, 4, 3), (1, 2048, 4, 2)),
     ),
-    DOWN: (*NARROW, (4, 2048, 4), (1, 2048, 8)),
-    HEAD_PRODUCT: NARROW[:8],
+    HEAD_PRODUCT: ((2, 1024, 4), (2, 1024, 4, 2), (2, 2048, 4), (4, 1024, 4, 2), (4, 2048, 8)),
+}
+START = {
+    QKV: (2, 1024, 4),
+    OUT: (2, 2048, 4),
+    GATE: (1, 2048, 4),
+    DOWN: (4, 2048, 4),
+    HEAD_PRODUCT: (2, 1024, 4),
 }
 EDGES = (
-    ("qkv", "out"), ("qkv", "gate"), ("qkv", "cache"), ("attention", "out"), ("attention", "gate"), ("out", "gate"),
-    ("gate", "down"), ("down", "qkv"), ("down", "cache"), ("gate", "own"), ("down", "own"), ("head", "own"), ("qkv", "own"),
-)  # fmt: skip
+    *((name, what) for what in ("self", "own") for name in ("gate", "down", "head", "out", "qkv")),
+    *(("out", "gate"), ("gate", "down"), ("down", "qkv"), ("qkv", "out"), ("qkv", "gate"), ("down", "cache")),
+    ("qkv", "cache"),
+)
+"""Who fetches what: ``own`` is its own weight some megabytes later, ``self`` what the program itself will read."""
 NAMES = {"qkv": QKV, "out": OUT, "gate": GATE, "down": DOWN, "head": HEAD_PRODUCT}
-MEGABYTES = (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0)
-PROGRAMS = (66, 132, 264, 528, 1056, 9999)
+MEGABYTES = (0.0, 2.0, 4.0, 8.0, 16.0)
+DISTANCES = (0.0, 4.0, 8.0, 10.0, 12.0, 16.0, 24.0)
+PROGRAMS = (132, 528, 9999)
+OFFSETS = (0.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True)
@@ -79,20 +93,30 @@ class Attention:
     kind: str
     keys: int = 32
     warps: int = 4
-    joined: int = 2
+    heads: int = 8
 
 
 ATTENTIONS = (
     Attention("three"),
     *(
-        Attention(kind, keys, warps, joined)
+        Attention(kind, keys, warps, heads)
         for kind in ("two", "one", "one early")
-        for keys, warps, joined in (
-            (32, 4, 1), (32, 4, 2), (32, 8, 4), (64, 4, 2), (64, 4, 4), (64, 8, 8), (128, 4, 4), (128, 8, 8)
+        for keys, warps, heads in (
+            *(
+                (64, 8, 8),
+                (128, 8, 8),
+                (128, 4, 4),
+                (128, 8, 4),
+                (128, 4, 2),
+                (128, 8, 2),
+                (256, 8, 4),
+                (256, 8, 2),
+            ),
+            *((256, 16, 2), (256, 8, 1), (512, 16, 1)),
         )
     ),
     Attention("none"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -101,18 +125,15 @@ class Choice:
 
     blocks: tuple[tuple[Shape, Blocks], ...]
     attention: Attention = ATTENTIONS[0]
-    places: tuple[tuple[str, str], ...] = tuple((name, "before") for name in (*NAMES, "attention"))
-    ahead: tuple[tuple[tuple[str, str], tuple[float, int]], ...] = ()
-    """For an edge, the megabytes fetched and by how many of the last programs."""
+    places: tuple[tuple[str, str], ...] = tuple((name, "none") for name in NAMES)
+    ahead: tuple[tuple[tuple[str, str], tuple[float, int, float]], ...] = ()
+    """For an edge, the megabytes fetched, by how many of the last programs, and after how many megabytes."""
     is_early: bool = True
 
 
 def key_of(choice: Choice, name: str) -> Any:
-    """Which kernel a choice takes for a product or the attention."""
-    place = dict(choice.places)[name]
-    if name == "attention":
-        return choice.attention, place
-    return NAMES[name], dict(choice.blocks)[NAMES[name]], place
+    """Which kernel a choice takes for a product."""
+    return NAMES[name], dict(choice.blocks)[NAMES[name]], dict(choice.places)[name]
 
 
 def all_specs() -> dict[Any, KernelSpec]:
@@ -122,9 +143,8 @@ def all_specs() -> dict[Any, KernelSpec]:
         for b, place in product((Blocks(*each) for each in tried), PLACES):
             specs[shape, b, place] = product_kernel(shape, b, place)
     for each in ATTENTIONS[1:-1]:
-        for place in PLACES[:2]:
-            turns, early = each.kind != "two", each.kind == "one early"
-            specs[each, place] = attention(each.keys, each.warps, each.joined, turns, early, place)
+        turns, early = each.kind != "two", each.kind == "one early"
+        specs[each] = attention(each.keys, each.warps, each.heads, turns, early)
     pair = [s for s in split_attention.to_steps(attention_call(1)) if isinstance(s, OwnLaunch)]
     for name, step in zip(("parts", "join"), pair, strict=True):
         specs[name] = canonical(that_waits(canonical(step.kernel)))
@@ -174,7 +194,7 @@ class Step:
             torch.zeros(HEADS * 64 * HEAD, device="cuda"),
             torch.zeros(HEADS * 128, device="cuda"),
         )
-        self.arrived = torch.zeros(KEY_HEADS, device="cuda", dtype=torch.int32)
+        self.arrived = torch.zeros(HEADS, device="cuda", dtype=torch.int32)
 
     def nbytes(self) -> int:
         """Weights and caches, each read once."""
@@ -193,7 +213,7 @@ class Step:
                 [x, layer.weights["qkv"], layer.norms["qkv"], self.qkv],
                 {**sources, "cache": layer.cache},
             )
-            self._attention(choice, layer, sources)
+            self._attention(choice, layer)
             self._product(choice, "out", [self.mixed, layer.weights["out"], x, self.h], sources)
             self._product(
                 choice, "gate", [self.h, layer.weights["gate"], layer.norms["gate"], self.gated], sources
@@ -214,31 +234,29 @@ class Step:
         programs = -(-shape.outputs // blocks.rows)
         kernel = self.kernels[key_of(choice, name)]
         kernel.is_early = choice.is_early
-        given = hints(choice, name, programs, {**sources, "own": tensors[1]})
+        own = tensors[1]
+        given = hints(choice, name, programs, {**sources, "own": own, "self": own})
         kernel(programs, [*(t.data_ptr() for t in tensors), *given])
 
-    def _attention(self, choice: Choice, layer: Layer, sources: dict[str, torch.Tensor]) -> None:
-        how, off = choice.attention, [0] * (len(WORDS) * SLOTS)
-        keys, values = layer.cache[0], layer.cache[1]
+    def _attention(self, choice: Choice, layer: Layer) -> None:
+        how, keys, values = choice.attention, layer.cache[0], layer.cache[1]
         if how.kind == "none":
             return
         places = [self.qkv, self.cosine, self.sine, self.position, self.query, keys, values]
-        for name in ("rotary", "parts", "join"):
+
+        def launch(name: Any, grid: tuple[int, int, int], tensors: list[torch.Tensor], *sizes: int) -> None:
             self.kernels[name].is_early = choice.is_early
+            self.kernels[name](grid, [*(t.data_ptr() for t in tensors), *sizes])
+
         if how.kind in ("three", "two"):
-            self.kernels["rotary"](HEADS + 2 * KEY_HEADS, [*(t.data_ptr() for t in places), *off])
+            launch("rotary", (HEADS + 2 * KEY_HEADS, 1, 1), places)
         if how.kind == "three":
             parts = [self.query, keys, values, self.mask, self.sums, self.marks]
-            self.kernels["parts"]((64, KEY_HEADS, 1), [*(t.data_ptr() for t in parts), KEYS])
-            self.kernels["join"](
-                (HEADS, 1, 1), [*(t.data_ptr() for t in (self.sums, self.marks, self.mixed)), HEADS]
-            )
+            launch("parts", (64, KEY_HEADS, 1), parts, KEYS)
+            launch("join", (HEADS, 1, 1), [self.sums, self.marks, self.mixed], HEADS)
             return
         tensors = [*places, self.mask, self.sums, self.marks, self.arrived, self.mixed]
-        kernel, splits = self.kernels[key_of(choice, "attention")], KEYS // how.keys
-        kernel.is_early = choice.is_early
-        given = hints(choice, "attention", splits * KEY_HEADS, sources)
-        kernel((splits, KEY_HEADS, 1), [*(t.data_ptr() for t in tensors), *given])
+        launch(how, (KEYS // how.keys, HEADS // how.heads, 1), tensors)
 
     def expected(self) -> torch.Tensor:
         """The logits in float32."""
@@ -278,40 +296,30 @@ class Step:
 
 def hints(choice: Choice, name: str, programs: int, sources: dict[str, torch.Tensor]) -> list[int]:
     """Values of the slots of a launch."""
-    slots: list[int] = []
-    full = len(WORDS) * SLOTS
-    for (_, target), (megabytes, most) in (
+    slots, full = list[int](), len(WORDS) * SLOTS
+    if dict(choice.places)[name] == "none":
+        return slots
+    shape, blocks, _ = key_of(choice, name)
+    for (_, target), (megabytes, most, offset) in (
         (e, a) for e, a in choice.ahead if e[0] == name and e[1] in sources
     ):
-        if target == "own":
-            slots += own(key_of(choice, name), sources["own"], programs, megabytes)[: full - len(slots)]
-            continue
         source, count = sources[target], min(most, programs)
-        nbytes = min(int(megabytes * 2**20), source.nbytes)
-        pieces = (
-            2 if target in ("gate", "cache") and nbytes < source.nbytes else 1
-        )  # both halves are read at once
-        for piece in range(pieces):
-            share = -(-nbytes // (pieces * count * 16)) * 16
-            if nbytes and len(slots) < full:
-                begin = source.data_ptr() + piece * source.nbytes // 2
-                # the last program's share may not pass the end of the tensor
-                while share * count > source.nbytes // pieces:
-                    count -= 1
-                slots += [begin, share, programs - count, count]
-    return slots + [0] * (full - len(slots))
-
-
-def own(key: Any, weight: torch.Tensor, programs: int, megabytes: float) -> list[int]:
-    """Slots by which each program fetches what one so many megabytes later will read."""
-    shape, blocks, *_ = key
-    pieces = 2 if shape.is_gated else 1
-    tile = blocks.rows * shape.columns * 2
-    distance = max(1, int(megabytes * 2**20 / (pieces * tile)))
-    if distance >= programs:
-        return []
-    begins = (weight.data_ptr() + piece * weight.nbytes // 2 for piece in range(pieces))
-    return [word for begin in begins for word in (begin + distance * tile, tile, 0, programs - distance)]
+        pieces = 2 if target in ("gate", "cache") or (target in ("own", "self") and shape.is_gated) else 1
+        begins = [source.data_ptr() + piece * source.nbytes // pieces for piece in range(pieces)]
+        if target in ("own", "self"):
+            tile = blocks.rows * shape.columns * 2
+            distance = 0 if target == "self" else max(1, int(megabytes * 2**20 / (pieces * tile)))
+            if distance < programs:
+                slots += [w for b in begins for w in (b + distance * tile, tile, 0, programs - distance)]
+            continue
+        room = source.nbytes // pieces - int(offset * 2**20) // pieces
+        share = -(-min(int(megabytes * 2**20) // pieces, room) // (count * 16)) * 16
+        count = min(count, room // share) if share > 0 else 0  # none may pass the end
+        if count > 0:
+            slots += [
+                w for b in begins for w in (b + int(offset * 2**20) // pieces, share, programs - count, count)
+            ]
+    return (slots + [0] * full)[:full]
 
 
 def timed(step: Step, choice: Choice, replays: int = 9) -> float:
@@ -338,32 +346,48 @@ def with_blocks(choice: Choice, shape: Shape, blocks: Blocks) -> Choice:
     return replace(choice, blocks=tuple({**dict(choice.blocks), shape: blocks}.items()))
 
 
-def with_ahead(choice: Choice, edge: tuple[str, str], megabytes: float, programs: int) -> Choice:
-    """The choice with another hint."""
-    found = {**dict(choice.ahead), edge: (megabytes, programs)}
-    return replace(choice, ahead=tuple((e, a) for e, a in found.items() if a[0]))
+def with_ahead(
+    choice: Choice, edge: tuple[str, str], megabytes: float, programs: int = 9999, offset: float = 0.0
+) -> Choice:
+    """The choice with another hint, and a kernel that takes it."""
+    found = {**dict(choice.ahead), edge: (megabytes, programs, offset)}
+    places = dict(choice.places)
+    places[edge[0]] = "before" if places[edge[0]] == "none" else places[edge[0]]
+    ahead = tuple((e, a) for e, a in found.items() if a[0])
+    places = {
+        name: place if any(e[0] == name for e, _ in ahead) else "none" for name, place in places.items()
+    }
+    return replace(choice, ahead=ahead, places=tuple(places.items()))
 
 
-def neighbours(choice: Choice) -> Iterator[tuple[str, Callable[[Choice], Choice]]]:
+def neighbours() -> Iterator[tuple[str, Callable[[Choice], Choice]]]:
     """One change each, with a name."""
+    for edge in EDGES:
+        if edge[1] in ("own", "self"):
+            for far in DISTANCES if edge[1] == "own" else (0.0, 1.0):
+                yield (
+                    f"{edge[0]} fetches {edge[1]}, {far} MB away",
+                    lambda c, e=edge, m=far: with_ahead(c, e, m),
+                )
+            continue
+        for megabytes, programs, offset in product(MEGABYTES, PROGRAMS, OFFSETS):
+            yield (
+                f"{edge[0]} fetches {megabytes} MB of {edge[1]} after {offset}, {programs} programs",
+                (lambda c, e=edge, m=megabytes, p=programs, o=offset: with_ahead(c, e, m, p, o)),
+            )
+    for each in ATTENTIONS[:-1]:
+        yield f"{each}", lambda c, a=each: replace(c, attention=a)
     for shape, tried in TRIED.items():
         for b in tried:
             yield f"{shape.name} {b}", lambda c, s=shape, b=b: with_blocks(c, s, Blocks(*b))
-    for each in ATTENTIONS[:-1]:
-        yield f"{each}", lambda c, a=each: replace(c, attention=a)
-    for name in (*NAMES, "attention"):
-        for place in PLACES if name != "attention" else PLACES[:2]:
-            yield (
-                f"{name} fetches {place}",
-                lambda c, n=name, p=place: replace(c, places=tuple({**dict(c.places), n: p}.items())),
-            )
-    for edge in EDGES:
-        for megabytes in MEGABYTES:
-            for programs in PROGRAMS if megabytes and edge[1] != "own" else (1,):
-                yield (
-                    f"{edge[0]} fetches {megabytes} MB of {edge[1]}, {programs} programs",
-                    (lambda c, e=edge, m=megabytes, p=programs: with_ahead(c, e, m, p)),
-                )
+    for name in NAMES:
+        yield f"{name} fetches at the end, or before", lambda c, n=name: elsewhere(c, n)
+
+
+def elsewhere(choice: Choice, name: str) -> Choice:
+    """The choice with a product's hints on the other side of its work."""
+    other = {"none": "none", "before": "end", "end": "before"}
+    return replace(choice, places=tuple((n, other[p] if n == name else p) for n, p in choice.places))
 
 
 def bandwidth() -> float:
@@ -386,7 +410,7 @@ def search(step: Step, choice: Choice, seconds: float, show: Callable[[str, floa
     until, best, is_better = time.monotonic() + seconds, timed(step, choice), True
     while is_better and time.monotonic() < until:
         is_better = False
-        for name, change in neighbours(choice):
+        for name, change in neighbours():
             tried = change(choice)
             if tried == choice or time.monotonic() > until:
                 continue
@@ -395,6 +419,52 @@ def search(step: Step, choice: Choice, seconds: float, show: Callable[[str, floa
                 choice, best, is_better = tried, took, True
                 show(f"  {name}", took)
     return choice
+
+
+def first_table(step: Step, show: Callable[[str, float], None]) -> Choice:
+    """What each choice is worth by itself; where to begin."""
+    wanted = step.expected()
+    base = Choice(tuple((shape, Blocks(*START[shape])) for shape in PRODUCTS))
+    times: dict[Attention, float] = {}
+    for each in ATTENTIONS:
+        error = 0.0 if each.kind == "none" else step.error(replace(base, attention=each), wanted)
+        times[each] = timed(step, replace(base, attention=each), 21)
+        show(f"{each}{'' if error < 2e-2 else f' WRONG by {error:.1e}'}", times[each])
+    show("three, one launch after the other", timed(step, replace(base, is_early=False)))
+    none = replace(base, attention=ATTENTIONS[-1])
+    show("the same without attention", timed(step, replace(none, is_early=False)))
+    for edge in EDGES[:10]:
+        for far in DISTANCES[1:] if edge[1] == "own" else (1.0,):
+            show(f"without attention, {edge} {far}", timed(step, with_ahead(none, edge, far)))
+    for shape in PRODUCTS:
+        for b in TRIED[shape]:
+            show(f"without attention, {shape.name} {b}", timed(step, with_blocks(none, shape, Blocks(*b))))
+    base = replace(base, attention=min(ATTENTIONS[:-1], key=times.__getitem__))
+    began = time.monotonic()
+    for _ in range(10):
+        timed(step, base)
+    print(f"one try takes {(time.monotonic() - began) * 100:.0f} ms")
+    return base
+
+
+def last_table(step: Step, best: Choice, show: Callable[[str, float], None]) -> None:
+    """The best step, and what each choice is worth in it."""
+    show(f"best, wrong by {step.error(best, step.expected()):.1e}", timed(step, best, 41))
+    for name in NAMES:
+        print(f"  {name}: {dict(best.blocks)[NAMES[name]]}, {dict(best.places)[name]}")
+    print(f"  {best.attention}")
+    for edge, (megabytes, programs, offset) in best.ahead:
+        show(
+            f"  without: {edge[0]} fetches {megabytes} MB of {edge[1]} after {offset}, last {programs}",
+            timed(step, with_ahead(best, edge, 0), 21),
+        )
+    nothing = tuple((name, "none") for name in NAMES)
+    show("  without any fetch", timed(step, replace(best, ahead=(), places=nothing), 21))
+    for each in ATTENTIONS:
+        show(f"  with {each}", timed(step, replace(best, attention=each), 21))
+    for shape in PRODUCTS:
+        for b in TRIED[shape]:
+            show(f"  with {shape.name} {b}", timed(step, with_blocks(best, shape, Blocks(*b)), 21))
 
 
 def main() -> None:
@@ -422,34 +492,10 @@ def main() -> None:
     def show(name: str, took: float) -> None:
         print(f"{name:78}{took:8.1f} us {limit / took:6.1%}", flush=True)
 
-    wanted = step.expected()
-    chosen = tuple((shape, Blocks(*TRIED[shape][0])) for shape in PRODUCTS)
-    base = Choice(chosen)
-    times: dict[Attention, float] = {}
-    for each in ATTENTIONS:
-        error = 0.0 if each.kind == "none" else step.error(replace(base, attention=each), wanted)
-        times[each] = timed(step, replace(base, attention=each))
-        show(f"{each}{'' if error < 2e-2 else f' WRONG by {error:.1e}'}", times[each])
-    show("three, one launch after the other", timed(step, replace(base, is_early=False)))
-    show("the same without attention", timed(step, replace(base, is_early=False, attention=ATTENTIONS[-1])))
+    base = first_table(step, show)
     print("search")
-    base = replace(base, attention=min(ATTENTIONS[:-1], key=times.__getitem__))
     best = search(step, base, asked.seconds, show)
-    show(f"best, wrong by {step.error(best, wanted):.1e}", timed(step, best, 41))
-    for name in NAMES:
-        print(f"  {name}: {dict(best.blocks)[NAMES[name]]}, {dict(best.places)[name]}")
-    print(f"  {best.attention}, {dict(best.places)['attention']}")
-    for edge, (megabytes, programs) in best.ahead:
-        show(
-            f"  without: {edge[0]} fetches {megabytes} MB of {edge[1]}, last {programs}",
-            timed(step, with_ahead(best, edge, 0, 1), 21),
-        )
-    show("  without any fetch", timed(step, replace(best, ahead=()), 21))
-    for each in ATTENTIONS:
-        show(f"  with {each}", timed(step, replace(best, attention=each), 21))
-    for shape in PRODUCTS:
-        for b in TRIED[shape]:
-            show(f"  with {shape.name} {b}", timed(step, with_blocks(best, shape, Blocks(*b)), 21))
+    last_table(step, best, show)
 
 
 if __name__ == "__main__":

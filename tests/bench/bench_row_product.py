@@ -113,28 +113,36 @@ class Kernel:
         self.cu, self.code, self.is_early = cu, code, is_early
         self.module, self.function = load_function(cu, code, code.symbol)
         self.alive: list[Any] = []
+        self._configs: dict[Any, Any] = {}
 
     def __call__(self, grid: int | tuple[int, int, int], addresses: list[int]) -> None:
         """Enqueue one launch; ``addresses`` are pointers and small integers."""
-        cu = self.cu
         values = (ctypes.c_uint64 * (len(addresses) + 2))(*addresses, 0, 0)
         pointers = (ctypes.c_void_p * len(values))(
             *(ctypes.addressof(values) + 8 * i for i in range(len(values)))
         )
+        stream = torch.cuda.current_stream().cuda_stream
+        key = (grid, stream, self.is_early)
+        if key not in self._configs:
+            self._configs[key] = self._config((grid, 1, 1) if isinstance(grid, int) else grid, stream)
+        self.alive.append((values, pointers))
+        (status,) = self.cu.cuLaunchKernelEx(self._configs[key], self.function, ctypes.addressof(pointers), 0)
+        assert not int(status), status
+
+    def _config(self, grid: tuple[int, int, int], stream: int) -> Any:
+        cu = self.cu
         config = cu.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = (grid, 1, 1) if isinstance(grid, int) else grid
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = self.code.num_warps * 32, 1, 1
         config.sharedMemBytes = self.code.shared_nbytes
-        config.hStream = cu.CUstream(torch.cuda.current_stream().cuda_stream)
+        config.hStream = cu.CUstream(stream)
         if self.is_early:
             attribute, value = cu.CUlaunchAttribute(), cu.CUlaunchAttributeValue()
             attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             value.programmaticStreamSerializationAllowed = 1
             attribute.value = value
             config.attrs, config.numAttrs = [attribute], 1
-        self.alive.append((values, pointers, config))
-        (status,) = cu.cuLaunchKernelEx(config, self.function, ctypes.addressof(pointers), 0)
-        assert not int(status), status
+        return config
 
 
 def microseconds(enqueue: Any, launches: int = LAUNCHES) -> float:

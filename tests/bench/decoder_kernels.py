@@ -48,6 +48,11 @@ def prefetch(program: str, stays: bool) -> str:
     return "".join(_FETCH.format(i=i, program=program, **policy) for i in range(SLOTS))
 
 
+def without_hints(source: str) -> str:
+    """The text with the wait."""
+    return source.replace(READY, (_BEGINS + _WAITS).rstrip())
+
+
 def with_hints(source: str, program: str, place: str) -> str:
     """The text with the wait and hints: before the wait, or at the end, or none."""
     hints = prefetch(program, "stays" in place)
@@ -63,6 +68,8 @@ def typed(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 def product_kernel(shape: Shape, blocks: Blocks, place: str) -> KernelSpec:
     """A product's kernel."""
     spec = to_steps_with(call_for(shape, 1, DType.FLOAT16), blocks)[0].kernel
+    if place == "none":
+        return canonical(replace(spec, source=without_hints(spec.source)))
     assert ", BLOCK_N: tl.constexpr" in spec.source
     source = spec.source.replace(", BLOCK_N: tl.constexpr", f", {', '.join(HINTS)}, BLOCK_N: tl.constexpr", 1)
     source = with_hints(source, "tl.program_id(0)", place)
@@ -71,7 +78,7 @@ def product_kernel(shape: Shape, blocks: Blocks, place: str) -> KernelSpec:
 
 ROTARY = """\
 @triton.jit
-def rotary(x, cosine, sine, position, query, keys, values, {hints}, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, N: tl.constexpr):
+def rotary(x, cosine, sine, position, query, keys, values, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, N: tl.constexpr):
 {ready}
     head = tl.program_id(0)
     d = tl.arange(0, D)
@@ -93,11 +100,12 @@ def rotary(x, cosine, sine, position, query, keys, values, {hints}, H: tl.conste
 
 ATTENTION = """\
 @triton.jit
-def attention_step(x, cosine, sine, position, query, keys, values, mask, sums, marks, arrived, output, {hints},
+def attention_step(x, cosine, sine, position, query, keys, values, mask, sums, marks, arrived, output,
     GROUP: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, KEYS: tl.constexpr,
-    D: tl.constexpr, H: tl.constexpr, G: tl.constexpr, SCALE: tl.constexpr, JOINED: tl.constexpr, TURNS: tl.constexpr):
+    D: tl.constexpr, H: tl.constexpr, G: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, TURNS: tl.constexpr):
     split = tl.program_id(0)
-    pair = tl.program_id(1)
+    pair = tl.program_id(1) * HEADS // GROUP
+    first_head = tl.program_id(1) * HEADS
     n = split * BLOCK_N + tl.arange(0, BLOCK_N)
     d = tl.arange(0, D)
     half: tl.constexpr = D // 2
@@ -105,8 +113,8 @@ def attention_step(x, cosine, sine, position, query, keys, values, mask, sums, m
     values += pair * KEYS * D
 {early}{ready}{late}
     m = tl.arange(0, ROWS)
-    head = pair * GROUP + m
-    in_rows = m < GROUP
+    head = first_head + m
+    in_rows = m < HEADS
     allowed = tl.load(mask + n)
     if TURNS:
         at = tl.load(position)
@@ -124,7 +132,7 @@ def attention_step(x, cosine, sine, position, query, keys, values, mask, sums, m
         is_new = n == at
         k = tl.where(is_new[None, :], fresh[:, None], k)
         v = tl.where(is_new[:, None], given[None, :], v)
-        if at // BLOCK_N == split:
+        if (at // BLOCK_N == split) & (first_head % GROUP == 0):
             tl.store(keys + at * D + d, fresh)
             tl.store(values + at * D + d, given)
     else:
@@ -139,22 +147,20 @@ def attention_step(x, cosine, sine, position, query, keys, values, mask, sums, m
     tl.store(marks + row * 2, biggest, mask=in_rows)
     tl.store(marks + row * 2 + 1, total, mask=in_rows)
     tl.debug_barrier()
-    before = tl.atomic_add(arrived + pair, 1, sem="acq_rel")
+    before = tl.atomic_add(arrived + tl.program_id(1), 1, sem="acq_rel")
     if before == SPLITS - 1:
-        tl.store(arrived + pair, 0)
-        parts = tl.arange(0, SPLITS)
-        for begin in tl.static_range(0, GROUP, JOINED):
-            h = pair * GROUP + begin + tl.arange(0, JOINED)
-            at_part = h[:, None] * SPLITS + parts[None, :]
-            highs = tl.load(marks + at_part * 2, cache_modifier=".cg")
-            totals = tl.load(marks + at_part * 2 + 1, cache_modifier=".cg")
-            part = tl.load(sums + at_part[:, :, None] * D + d[None, None, :], cache_modifier=".cg")
-            factor = tl.exp2(highs - tl.max(highs, 1)[:, None])
-            whole = tl.sum(totals * factor, 1)
-            joined = tl.sum(part * factor[:, :, None], 1) / whole[:, None]
-            tl.store(output + h[:, None] * D + d[None, :], joined.to(tl.float16))
+        tl.store(arrived + tl.program_id(1), 0)
+        h = first_head + tl.arange(0, HEADS)
+        at_part = h[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]
+        highs = tl.load(marks + at_part * 2, cache_modifier=".cg")
+        totals = tl.load(marks + at_part * 2 + 1, cache_modifier=".cg")
+        part = tl.load(sums + at_part[:, :, None] * D + d[None, None, :], cache_modifier=".cg")
+        factor = tl.exp2(highs - tl.max(highs, 1)[:, None])
+        whole = tl.sum(totals * factor, 1)
+        joined = tl.sum(part * factor[:, :, None], 1) / whole[:, None]
+        tl.store(output + h[:, None] * D + d[None, :], joined.to(tl.float16))
 """
-"""Parts of one block of keys, joined by the last program of a key head; TURNS takes the rotary embedding and the
+"""Parts of one block of keys, joined by the last program of the same HEADS query heads; TURNS takes the rotary embedding and the
 update of the cache along. One position is always allowed, so that no row is empty in all."""
 
 _LOADS = """\
@@ -165,31 +171,25 @@ _LOADS = """\
 
 def rotary() -> KernelSpec:
     """Rotates queries and keys and writes keys and values to the cache."""
-    text = ROTARY.format(hints=", ".join(HINTS), ready=READY)
+    text = ROTARY.format(ready=READY)
     pointers = ("x", "cosine", "sine", "position", "query", "keys", "values")
     constants = (("H", HEADS), ("G", KEY_HEADS), ("D", HEAD), ("N", KEYS))
-    return _spec("rotary", with_hints(text, "tl.program_id(0)", "before"), pointers, constants, 1)
+    return _spec("rotary", without_hints(text), pointers, constants, 1)
 
 
-def attention(keys: int, warps: int, joined: int, turns: bool, early: bool, place: str) -> KernelSpec:
-    """Attention in one launch: ``keys`` of a program; ``joined`` heads at once; ``early`` reads of the cache."""
-    text = ATTENTION.format(
-        hints=", ".join(HINTS),
-        ready=READY,
-        early=_LOADS if early else "",
-        late="" if early else "\n" + _LOADS,
-    )
-    program = "(tl.program_id(0) + tl.program_id(1) * SPLITS)"
+def attention(keys: int, warps: int, heads: int, turns: bool, early: bool) -> KernelSpec:
+    """Attention in one launch: ``keys`` of a program; ``heads`` query heads of a program; ``early`` reads of the cache."""
+    text = ATTENTION.format(ready=READY, early=_LOADS if early else "", late="" if early else "\n" + _LOADS)
     pointers = (
         *("x", "cosine", "sine", "position", "query", "keys", "values", "mask"),
         *("sums", "marks", "arrived", "output"),
     )
     constants = (
         ("GROUP", GROUP), ("ROWS", 16), ("SPLITS", KEYS // keys), ("BLOCK_N", keys), ("KEYS", KEYS), ("D", HEAD),
-        ("H", HEADS), ("G", KEY_HEADS), ("SCALE", HEAD**-0.5 * 1.4426950408889634), ("JOINED", joined),
+        ("H", HEADS), ("G", KEY_HEADS), ("SCALE", HEAD**-0.5 * 1.4426950408889634), ("HEADS", heads),
         ("TURNS", turns),
     )  # fmt: skip
-    return _spec("attention_step", with_hints(text, program, place), pointers, constants, warps)
+    return _spec("attention_step", without_hints(text), pointers, constants, warps)
 
 
 _POINTERS = {"position": "*i64", "mask": "*i1", "sums": "*fp32", "marks": "*fp32", "arrived": "*i32"}
@@ -198,7 +198,7 @@ _POINTERS = {"position": "*i64", "mask": "*i1", "sums": "*fp32", "marks": "*fp32
 def _spec(
     name: str, source: str, pointers: tuple[str, ...], constants: tuple[tuple[str, Any], ...], warps: int
 ) -> KernelSpec:
-    parameters = tuple((each, _POINTERS.get(each, "*fp16")) for each in pointers) + typed(HINTS)
+    parameters = tuple((each, _POINTERS.get(each, "*fp16")) for each in pointers)
     return canonical(
         KernelSpec(name, source, parameters, constants, pointers, warps, 1, ("1", "1", "1"), tuple(pointers))
     )
