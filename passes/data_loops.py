@@ -27,8 +27,6 @@ from .sizes import bound_of
 
 MOST_TURNS = 512
 """Turns that a loop may have; each is a copy of its body."""
-LEAST_TURNS = 2
-"""Torch keeps no bound for what a mask of up to this many elements selects."""
 
 _WAYS = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|DEREF)")
 
@@ -71,9 +69,10 @@ class _Turns:
         if listed.dim() > 2 or (listed.dim() == 2 and listed.shape[1] != 1):
             raise self._refusal("a mask with several dimensions was searched", "flatten the mask")
         _, bound = bound_of(None, extent)
-        self._count = LEAST_TURNS if bound is None else bound
-        if self._count > MOST_TURNS:
-            raise self._refusal(f"it could have {bound} turns", f"{MOST_TURNS} at most are unrolled")
+        if bound is None or bound > MOST_TURNS:
+            most = "any number of" if bound is None else bound
+            raise self._refusal(f"it could have {most} turns", f"{MOST_TURNS} at most are unrolled")
+        self._count = bound
         self._at = -1
         self._held = self._names()
 

@@ -103,9 +103,7 @@ def _condition(turn: _Turn) -> torch.fx.Node:
     if str(listed.target) not in _SEARCHES or mask.meta["val"].dim() != 1:
         raise turn.refusal(f"it is over the result of `{listed.target}`", "loop over a mask's `nonzero()`")
     if mask.meta["val"].shape[0] != turn.begin.args[2]:
-        raise turn.refusal(
-            "its mask has one element, a dynamic size or a declared bound", "use `torch.where`"
-        )
+        raise turn.refusal("its mask has a dynamic size or a declared bound", "use `torch.where`")
     return inline(lambda m: m[at] != 0, [mask], listed)[0]
 
 

@@ -188,3 +188,29 @@ def test_what_a_turn_would_leave_behind_is_refused(function: Callable[..., Any],
     with pytest.raises(UnsupportedOperatorError, match=r"the loop at test_data_loops.py:[0-9]+") as error:
         export_module(Experts(function), (torch.ones(6, 4),), device="cpu")
     assert why in str(error.value)
+
+
+class Few(torch.nn.Module):  # type: ignore[misc]
+    """A loop over so few elements that torch takes none of its usual notes of their number."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(2)])
+        self.count = count
+
+    def forward(self, x: Any) -> Any:
+        result = x * 2
+        for at in (x[: self.count, 0] > 0).nonzero():
+            result = self.layers[int(at)](result)
+        return result
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_mask_of_few_elements_turns_once_for_each(count: int) -> None:
+    module = Few(count).eval()
+    inputs = [
+        torch.tensor(signs)[:, None] * torch.ones(3, 4) for signs in ([1.0, 1, 1], [1, -1, 1], [-1, -1, 1])
+    ]
+    with loaded(export_module(module, (inputs[0],), device="cpu"), "cpu") as program, torch.no_grad():
+        for x in inputs:
+            assert_close(program.method("forward")(x.numpy())["output"], module(x))
