@@ -32,9 +32,9 @@ class BenchResult:
 
     A part is None where it cannot be told apart (a method that branches). ``memory`` is in bytes, None where
     the device has no such number. ``measured_total`` is by how much the driver's free memory fell from the
-    bare context to the loaded program after its calls; ``context`` what is still gone when a program has run
-    and was closed (code and handles of CUDA and its libraries), ``rounding`` what is lost to whole pages.
-    ``staging`` is on the host.
+    bare context to the loaded program after its calls; ``code`` what loading its kernels took, ``context``
+    what is still gone when a program has run and was closed (handles and code of CUDA and its libraries),
+    ``rounding`` what is lost to whole pages. ``staging`` is on the host.
     """
 
     method: str
@@ -108,6 +108,7 @@ def measure(
             program.method(method).run(place_inputs(program, program.method(method), inputs))
         context = free_before - (_free_memory(gpus) or 0)
     with load(artifact, **options, notify=notify) as program:
+        _count_code(program)
         placed = place_inputs(program, program.method(method), inputs)
         called = program.method(method)
         result = bench(program, called, placed, repeat, warmup, free_before, context)
@@ -240,12 +241,25 @@ def _memory(
         "state": report.state,
         "staging": report.staging,
         "graph": method.graph_nbytes,
+        "code": _code_nbytes(program),
         "context": context,
         "rounding": None
         if measured is None
         else sum(-nbytes % PAGE for nbytes in (report.arena, report.constants, report.state)),
         "measured_total": measured,
     }
+
+
+def _count_code(program: LoadedProgram) -> None:
+    """Ask the driver at each kernel that is loaded: before the first call, which loads them."""
+    for backend in program.backends.values():
+        if hasattr(backend, "counts_code"):
+            backend.counts_code = True  # type: ignore[attr-defined]
+
+
+def _code_nbytes(program: LoadedProgram) -> int | None:
+    counting = [backend for backend in program.backends.values() if getattr(backend, "counts_code", False)]
+    return sum(getattr(backend, "code_nbytes", 0) for backend in counting) if counting else None
 
 
 def _gpu_free(program: LoadedProgram) -> int | None:

@@ -53,6 +53,10 @@ class CudaBackend(GpuContext):
         self._scratch: int | None = None
         self.tuning: Mapping[str, int] = {}
         """Which of a library's algorithms to take, by the call's key; see `runtime.tune`."""
+        self.counts_code = False
+        """Whether to ask, at each kernel that is loaded, what memory that takes: `bench` does."""
+        self.code_nbytes = 0
+        """Device bytes that loading kernels took, where they are counted."""
         self.launches_early = os.environ.get("DEVPLAN_EARLY_LAUNCH", "1") != "0"
         """Whether a kernel that waits by itself is launched while the one before it ends."""
 
@@ -78,7 +82,10 @@ class CudaBackend(GpuContext):
         if name not in self._functions:
             if name not in self._kernels:
                 raise ExecutionError(f"kernel `{name}` was not loaded")
+            before = self.memory_info()[0] if self.counts_code else 0
             module, function = load_function(self._cu, self._kernels[name][1], name)
+            if self.counts_code:
+                self.code_nbytes += max(before - self.memory_info()[0], 0)
             (self._owner or self)._modules.append(module)
             self._functions[name] = function
         return self._functions[name]

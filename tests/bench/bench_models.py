@@ -192,7 +192,9 @@ def summary(case: Case) -> tuple[float, float]:
         for r in peers
     )
     parts = case.documents["devplan"]["memory"]
-    known = sum(parts[k] or 0 for k in ("arena", "constants", "state", "graph", "context", "rounding"))
+    known = sum(
+        parts[k] or 0 for k in ("arena", "constants", "state", "graph", "code", "context", "rounding")
+    )
     print(
         f"{case.model:16}{case.batch:4}{ours['end_to_end']:11.1f} us{ours['device']:10.1f} us"
         f"{best['end_to_end']:11.1f} us {best['name']:16}{ratio:6.2f} x{ours['memory'] / 2**20:9.1f} MiB"

@@ -154,6 +154,26 @@ def test_code_is_loaded_once_and_only_when_launched(gpu: CudaBackend, cu: Any) -
     assert cu.names().count("cuModuleLoadData") == 1
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_the_memory_that_code_takes_is_counted_on_request(
+    gpu: CudaBackend, cu: Any, monkeypatch: pytest.MonkeyPatch, counts: bool
+) -> None:
+    free = [1 << 36]
+
+    def load(image: bytes) -> str:
+        free[0] -= 2 << 20
+        return "module"
+
+    monkeypatch.setattr(cu, "_cuModuleLoadData", load, raising=False)
+    monkeypatch.setattr(cu, "_cuMemGetInfo", lambda: (free[0], 1 << 37), raising=False)
+    gpu.counts_code = counts
+    gpu.load([add_kernel()])
+    for _ in range(2):
+        gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})
+    assert gpu.code_nbytes == (2 << 20 if counts else 0)
+    assert ("cuMemGetInfo" in cu.names()) == counts
+
+
 def test_an_artifact_for_other_gpus_is_refused_at_load(cu: Any) -> None:
     cu.capability = (8, 0)
     backend = CudaBackend(GPU)
