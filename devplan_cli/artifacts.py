@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -40,6 +41,21 @@ class Opened:
             name = choose_method(method, [m["name"] for m in described["methods"]])
             described["methods"] = [m for m in described["methods"] if m["name"] == name]
         return described
+
+
+def check_targets(*files: Path | None) -> None:
+    """`UsageError` for a file that cannot be written where it is wanted, before any work is done for it."""
+    for file in files:
+        if file is None:
+            continue
+        if not file.parent.is_dir():
+            why = f"there is no folder `{file.parent}`"
+            raise UsageError(f"cannot write `{file}`", why=why, hint=f"mkdir -p {file.parent}")
+        if file.is_dir():
+            raise UsageError(f"cannot write `{file}`", why="it is a folder", hint="name a file")
+        if not os.access(file.parent, os.W_OK):
+            why = f"the folder `{file.parent}` is not yours to write to"
+            raise UsageError(f"cannot write `{file}`", why=why, hint="name a file in another folder")
 
 
 def require_file(path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import UsageError
-from .artifacts import choose_method, open_artifact
+from .artifacts import check_targets, choose_method, open_artifact
 from .console import Output
 from .loading import check_device_name, teller
 from .run_inputs import gather_inputs
@@ -45,6 +45,7 @@ class Measurement:
 def run_measurement(asked: Measurement, output: Output) -> int:
     """Measure and print; 0."""
     check_device_name(asked.device)
+    check_targets(asked.report)
     planned = open_artifact(asked.artifact).planned
     method = planned.program.method(choose_method(asked.method, [m.name for m in planned.program.methods]))
     inputs, _ = gather_inputs(method, (), asked.inputs, asked.shapes, asked.seed)

@@ -11,6 +11,7 @@ import typer
 
 from ..runtime.errors import UsageError
 from . import flags
+from .artifacts import check_targets
 from .console import Output
 
 if TYPE_CHECKING:
@@ -349,10 +350,5 @@ def _job(source: str | None, config: Config) -> Job:
         raise UsageError("wrong usage", why="SOURCE is missing", hint=hint)
     target, name = split_source(source)
     path = config.output or Path(f"{default_name(target, name)}.pte")
-    for file in (path, config.report):
-        if file is not None and not file.parent.is_dir():
-            why = f"there is no folder `{file.parent}`"
-            raise UsageError(f"cannot write `{file}`", why=why, hint=f"mkdir -p {file.parent}")
-        if file is not None and file.is_dir():
-            raise UsageError(f"cannot write `{file}`", why="it is a folder", hint="name a file")
+    check_targets(path, config.report)
     return Job(source, path, config)

@@ -51,8 +51,9 @@ def inspect(
     verbose: flags.Verbose = False,
 ) -> int:
     """Say what is inside: methods, signatures, copies, arenas, kernels, architectures, constants."""
-    from .artifacts import open_artifact
+    from .artifacts import check_targets, open_artifact
 
+    check_targets(report, svg)
     out = Output(json, quiet, verbose)
     opened = open_artifact(artifact)
     if sha256 is None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..runtime.errors import ExecutionError, UsageError
 from ..runtime.program import CopyKind
-from .artifacts import choose_method
+from .artifacts import check_targets, choose_method
 from .compare import Comparison, Tolerance, as_array, compare, dtype_name, on_host, tolerance_for
 from .console import Output
 from .failures import Differs
@@ -56,6 +56,7 @@ class Order:
 def run_order(order: Order, output: Output) -> int:
     """Run and print; 0, or a `MismatchError` when the results are not the expected ones."""
     check_device_name(order.device)
+    check_targets(order.outputs, order.profile)
     if order.outputs is not None:
         check_output_name(order.outputs)
     if order.expect is None and (order.rtol is not None or order.atol is not None):

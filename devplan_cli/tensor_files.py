@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from ..runtime.artifact.atomic import AtomicFile
 from ..runtime.dtypes import DType
 from ..runtime.errors import UsageError
 from ..runtime.host import HostTensor, is_native, numpy_dtype
@@ -42,16 +42,11 @@ def read_many(path: Path) -> dict[str, Any]:
 
 def write_many(path: Path, tensors: Mapping[str, Any]) -> None:
     """Write tensors by name, in one step. ``.npz`` has no bfloat16 and 8-bit floats: they become float32."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with scratch.open("wb") as stream:
-            if path.suffix == ".safetensors":
-                stream.write(_safetensors(tensors))
-            else:
-                _write_npz(stream, tensors)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with AtomicFile(path) as file:
+        if path.suffix == ".safetensors":
+            file.write(_safetensors(tensors))
+        else:
+            _write_npz(file, tensors)
 
 
 def check_output_name(path: Path) -> None:
@@ -97,7 +92,7 @@ def _tensor(entry: dict[str, Any], body: memoryview) -> Any:
     return array if is_native(dtype) else HostTensor(array, dtype)
 
 
-def _write_npz(stream: IO[bytes], tensors: Mapping[str, Any]) -> None:
+def _write_npz(stream: Any, tensors: Mapping[str, Any]) -> None:
     """An uncompressed ``.npz`` whose members have fixed dates: equal tensors give equal bytes."""
     with zipfile.ZipFile(stream, "w") as archive:
         for name, tensor in tensors.items():

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .artifacts import choose_method
+from .artifacts import check_targets, choose_method
 from .console import Output
 from .loading import load_program, to_places
 from .run_inputs import gather_inputs
@@ -43,6 +43,7 @@ def run_tuning(wanted: Wanted, output: Output) -> int:
     from ..runtime.tune import tune
 
     path = wanted.output or Path(f"{wanted.artifact.stem}.tuning.json")
+    check_targets(path)
     with load_program(
         wanted.artifact,
         wanted.device,

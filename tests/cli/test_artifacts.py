@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +140,48 @@ def test_a_damaged_artifact_is_code_7(tiny: Made, tmp_path: Path, verb: str, har
     assert result.code == 7, result.err
     check_schema(result.document, "error")
     assert "bad.pte" in result.last_line and "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--outputs", "nowhere/out.npz"),
+        ("run", "--profile", "nowhere/trace.json"),
+        ("bench", "--report", "nowhere/page.html"),
+        ("tune", "-o", "nowhere/gpu.json"),
+        ("inspect", "--svg", "nowhere/plan.svg"),
+        ("inspect", "--report", "."),
+    ],
+)
+def test_where_nothing_can_be_written_no_work_is_done(
+    tiny: Made, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    verb, *rest = words
+    result = devplan(verb, tiny.path, *rest, cwd=tmp_path)
+    assert result.code == 2 and result.out == "" and len(result.err.splitlines()) == 1
+    assert f"cannot write `{rest[-1]}`" in result.last_line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_names_modules_and_has_a_row_per_stream(tiny: Made, tmp_path: Path) -> None:
+    result = devplan("run", tiny.path, "--device", "emulator", "--profile", tmp_path / "trace.json")
+    assert result.code == 0, result.err
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    slices = [event for event in events if event["ph"] == "X"]
+    assert any("cuda:0 stream" in name for name in rows.values())
+    assert {event["tid"] for event in slices} == set(rows)
+    assert {"h2d", "device", "d2h"} == {event["cat"] for event in slices}
+    assert any(event["name"].startswith("0: ") for event in slices)
+    for before, after in pairwise(slices):
+        assert before["dur"] >= 0 and after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=0.01)
+
+
+def test_tuning_needs_a_gpu(tiny: Made, tmp_path: Path) -> None:
+    if not GPU:
+        result = devplan("tune", tiny.path, "-o", tmp_path / "gpu.json")
+        assert result.code == 6 and "tuning needs a GPU" in result.last_line
+        assert not (tmp_path / "gpu.json").exists()
 
 
 def test_verify_takes_state_along(memory: Made) -> None:
