@@ -26,7 +26,8 @@ OPERATOR = "devplan.attention.default"
 
 
 @own_operator(
-    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal) -> Tensor"
+    "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool is_causal, "
+    "Tensor? sinks=None, float cap=0.0) -> Tensor"
 )
 def _fake(
     query: torch.Tensor,
@@ -35,9 +36,32 @@ def _fake(
     mask: torch.Tensor | None,
     scale: float,
     is_causal: bool,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     batch, heads, rows, _ = query.shape
     return query.new_empty(batch, rows, heads, value.shape[-1]).transpose(1, 2)
+
+
+@own_operator(
+    "capped_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? sinks, float scale, "
+    "float cap, bool enable_gqa) -> Tensor"
+)
+def _fake_capped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    scale: float,
+    cap: float,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    return query.new_empty(*query.shape[:-1], value.shape[-1])
+
+
+CAPPED = torch.ops.devplan.capped_attention.default
+"""Attention with capped scores or sinks, in an exported graph: `decompositions.capped_attention` runs it."""
 
 
 def is_fusable(
@@ -97,10 +121,14 @@ def fused(
     mask: torch.Tensor | None,
     scale: float,
     is_causal: bool,
+    sinks: torch.Tensor | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """The operator, on operands whose last dimension is dense and a mask that is not yet broadcast.
 
-    The mask keeps its rank: a view of what is computed would be computed anew for every layer.
+    The mask keeps its rank: a view of what is computed would be computed anew for every layer. With a
+    ``cap``, scores are ``cap * tanh(scale * score)`` before masks.
+    ``sinks`` [heads] are scores without values.
     """
     if scale <= 0:  # the kernel takes maxima before it scales
         query, scale = query * scale, 1.0
@@ -111,7 +139,9 @@ def fused(
             if stride == 0:
                 mask = mask.narrow(dimension, 0, 1)
         mask = mask if mask.dtype == torch.bool else mask.to(query.dtype)
-    made: torch.Tensor = torch.ops.devplan.attention(query, key, value, mask, scale, is_causal)
+    sinks = None if sinks is None else sinks.contiguous()
+    given = (query, key, value, mask, scale, is_causal, sinks, float(cap))
+    made: torch.Tensor = torch.ops.devplan.attention(*given)
     return made
 
 
@@ -128,7 +158,7 @@ def is_one(extent: int | torch.SymInt) -> bool:
 
 _SOURCE = """\
 @triton.jit
-def attention(query, key, value, mask, output, rows, columns{runtime}{constants}):
+def attention(query, key, value, mask, sinks, output, rows, columns{runtime}{constants}):
     start = tl.program_id(0) * BLOCK_M
     pair = tl.program_id(1).to(tl.int64)
     batch = pair // HEADS
@@ -146,6 +176,9 @@ def attention(query, key, value, mask, output, rows, columns{runtime}{constants}
     q = tl.load(query + m[:, None] * query_m + d[None, :], mask=row_mask, other=0.0)
     biggest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS:
+        biggest = tl.zeros([BLOCK_M], tl.float32) + tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+        total += 1.0
     sums = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     stop = columns
     whole = columns
@@ -171,6 +204,8 @@ def attention(query, key, value, mask, output, rows, columns{runtime}{constants}
             else:
                 k = tl.load(at, mask=in_columns[None, :] & in_head[:, None], other=0.0)
             scores = tl.dot(q, k)
+            if CAP > 0:
+                scores = 2 * CAP * tl.sigmoid(scores * (2 * INNER)) - CAP
             if checked == 1:
                 allowed = in_columns[None, :] & (m[:, None] < rows)
                 if MASKED:
@@ -218,7 +253,7 @@ class Blocks:
 
 def to_launch(call: ExternCall) -> OwnLaunch:
     """The kernel's launch for one call of the operator."""
-    query, key, value, mask, scale, is_causal = call.operands
+    query, key, value, mask, scale, is_causal, sinks, cap = operands_of(call)
     output = call.outs[0]
     batch, heads, rows, head = query.sizes
     if not (isinstance(heads, int) and isinstance(head, int) and isinstance(key.sizes[1], int)):
@@ -231,7 +266,8 @@ def to_launch(call: ExternCall) -> OwnLaunch:
         "BLOCK_N": blocks.keys,
         "BLOCK_D": block_of(head),
         "BLOCK_E": block_of(head_e),
-        "SCALE": float(scale) / math.log(2),
+        **scaling(scale, cap),
+        "SINKS": sinks is not None,
         "HEADS": heads,
         "GROUP": heads // key.sizes[1],
         "HEAD": head,
@@ -241,14 +277,25 @@ def to_launch(call: ExternCall) -> OwnLaunch:
         "ADDITIVE": mask is not None and mask.dtype is not DType.BOOL,
     }
     strides = strides_by_name({"query": query, "key": key, "value": value, "output": output}, mask)
-    mask = query if mask is None else mask
-    windows = {"query": query, "key": key, "value": value, "mask": mask, "output": output}
+    mask, sinks = (query if window is None else window for window in (mask, sinks))
+    windows = {"query": query, "key": key, "value": value, "mask": mask, "sinks": sinks, "output": output}
     pairs = batch * heads if isinstance(batch, int) else f"({batch}) * {heads}"
     return own_launch(
         _SOURCE, windows, strides, constants, ("-(rows // -BLOCK_M)", str(pairs), "1"), (output,),
         counts={"rows": rows, "columns": key.sizes[2]},
         num_warps=blocks.num_warps, num_stages=blocks.num_stages,
     )  # fmt: skip
+
+
+def operands_of(call: ExternCall) -> tuple[Any, ...]:
+    """Query, key, value, mask, scale, whether it is causal, sinks, cap; a call may leave out defaults."""
+    return (*call.operands, *(None, 0.0)[len(call.operands) - 6 :])
+
+
+def scaling(scale: float, cap: float) -> dict[str, float]:
+    """Constants for scores in base 2; with a cap, ``scale`` stands within its tanh."""
+    base = 1.0 if cap else float(scale)
+    return {"SCALE": base / math.log(2), "CAP": float(cap), "INNER": float(scale)}
 
 
 def strides_by_name(windows: Mapping[str, Window], mask: Window | None = None) -> dict[str, Size]:

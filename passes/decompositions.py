@@ -10,7 +10,7 @@ import torch
 
 from . import more_decompositions as more
 from . import order, recurrent
-from .attention import fused, in_four_dimensions, is_fusable
+from .attention import CAPPED, fused, in_four_dimensions, is_fusable
 from .quantized_embedding import on_ids
 from .quantized_linear import on_rows
 
@@ -35,24 +35,58 @@ def attention(
     evaluation.
     """
     scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
-    given = in_four_dimensions(query, key, value, attn_mask, enable_gqa)
-    if is_fusable(*given):
-        made = fused(*given, scale, is_causal)
+    return _attention(query, key, value, attn_mask, None, scale, 0.0, enable_gqa, is_causal=is_causal)
+
+
+def capped_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    scale: float,
+    cap: float,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """The same with scores ``cap * tanh(scale * score)``, where a cap is given, and a score more per head."""
+    return _attention(query, key, value, mask, sinks, scale, cap, enable_gqa)
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    scale: float,
+    cap: float,
+    enable_gqa: bool,
+    *,
+    is_causal: bool = False,
+) -> torch.Tensor:
+    given = in_four_dimensions(query, key, value, mask, enable_gqa)
+    if query.device.type == "cuda" and is_fusable(*given):
+        made = fused(*given, scale, is_causal, sinks, cap)
         return made if query.dim() == 4 else made.reshape(*query.shape[:-1], value.size(-1))
     if enable_gqa:
         groups = query.size(-3) // key.size(-3)
         key = key.repeat_interleave(groups, -3)
         value = value.repeat_interleave(groups, -3)
     scores = torch.matmul(query, key.transpose(-2, -1)).to(torch.float32) * scale
+    scores = cap * torch.tanh(scores) if cap else scores
     if is_causal:
         rows, columns = query.size(-2), key.size(-2)
         allowed = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril()
         scores = torch.where(allowed, scores, -math.inf)
-    if attn_mask is None:
+    if mask is not None:
+        is_boolean = mask.dtype == torch.bool
+        scores = torch.where(mask, scores, -math.inf) if is_boolean else scores + mask
+    if sinks is not None:
+        more = sinks.to(torch.float32).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.softmax(torch.cat([scores, more], -1), -1)[..., :-1]
+    elif mask is None:
         weights = torch.softmax(scores, -1)
     else:
-        is_boolean = attn_mask.dtype == torch.bool
-        scores = torch.where(attn_mask, scores, -math.inf) if is_boolean else scores + attn_mask
         weights = aten._safe_softmax(scores, -1)  # a row that may see nothing gives zeros, as in eager
     return torch.matmul(weights.to(value.dtype), value)
 
@@ -112,6 +146,7 @@ def host_replacements() -> dict[Any, Callable[..., Any]]:
     """The same for regions on the host."""
     return {
         aten.view.default: aten.reshape.default,
+        CAPPED: capped_attention,
         aten.lstm.input: recurrent.lstm,
         aten.gru.input: recurrent.gru,
         **dict.fromkeys(_EMBEDDING_BAGS, more.embedding_bag),

@@ -7,12 +7,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from .attention import CAPPED
 from .base import Pass, PassResult, Stage
 from .exported import ExportedMethod
+from .spelled_attention import Number, Spelled, rank, scaled, spelled
 
 aten = torch.ops.aten
-_SOFTMAX = (aten.softmax.int, aten._softmax.default)
-_TRANSPOSES = (aten.transpose.int, aten.permute.default)
+_SAME = (aten.to.dtype, aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default)
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,10 @@ class FuseAttention(Pass[ExportedMethod]):
     """``softmax(q @ k.T * scale + mask) @ v`` becomes ``scaled_dot_product_attention``.
 
     So that models that do not call the operator get the fused kernel, too. Operands of the operator lose
-    copies that only made them dense, and a factor on the queries becomes part of the scale: the kernel reads
-    heads where the projections left them. Matched are products of four
-    dimensions whose intermediate results have no other reader; the scale is a number, before or after the
-    product of queries and keys, and a mask is what is added to the scores.
+    copies that only made them dense or repeated heads for query heads, and a factor on the queries becomes
+    part of the scale: the kernel reads heads where the projections left them. What is matched has no other
+    reader of intermediate results; scales are numbers. Masks are added to the scores (ALiBi, positions) or
+    hide some of them (``masked_fill``, ``where``); scores may be capped by a tanh, and heads may have sinks.
     """
 
     name: ClassVar[str] = "fuse-attention"
@@ -35,14 +36,18 @@ class FuseAttention(Pass[ExportedMethod]):
         """Rewrite one method, in place; programs for the cpu stay as they are."""
         if self.device == "cpu":
             return PassResult(subject, False)
-        found = 0
         for node in list(subject.graph.graph.nodes):
-            match = _match(node)
+            if _is_call(node, aten._assert_tensor_metadata.default):  # a reader of what is to be replaced
+                subject.graph.graph.erase_node(node)
+        found, number = 0, _number(subject)
+        for node in list(subject.graph.graph.nodes):
+            match = spelled(node, number)
             if match is not None:
                 _rewrite(subject, node, match)
                 found += 1
         for node in list(subject.graph.graph.nodes):
-            if _is_call(node, aten.scaled_dot_product_attention.default):
+            if node.op == "call_function" and node.target in _ATTENTION:
+                found += _share_heads(node)
                 found += _read_in_place(node)
         if found:
             subject.graph.graph.eliminate_dead_code()
@@ -50,62 +55,92 @@ class FuseAttention(Pass[ExportedMethod]):
         return PassResult(subject, found > 0)
 
 
-@dataclass(frozen=True)
-class _Match:
-    query: torch.fx.Node
-    key: torch.fx.Node
-    value: torch.fx.Node
-    mask: torch.fx.Node | None
-    scale: float
+def _number(method: ExportedMethod) -> Number:
+    """Reads constants of one element, and operators that make them."""
+
+    def number(node: torch.fx.Node) -> float | None:
+        if node.name in method.contents:
+            held = method.tensors[method.contents[node.name]]
+            is_known = (
+                held.numel() == 1 and not held.is_meta and method.contents[node.name] not in method.state
+            )
+            return float(held) if is_known else None
+        if node.op == "call_function" and node.target in (aten.full.default, aten.scalar_tensor.default):
+            fill = node.args[-1]
+            return float(fill) if isinstance(fill, int | float) and not fill_varies(node) else None
+        if node.op == "call_function" and node.target in _SAME and isinstance(node.args[0], torch.fx.Node):
+            return number(node.args[0])
+        return None
+
+    return number
 
 
-def _match(node: torch.fx.Node) -> _Match | None:
-    if not _is_call(node, aten.matmul.default) or _rank(node) != 4:
-        return None
-    weights, value = _nodes(node, 2)
-    weights = _through(
-        weights, aten.dropout.default, aten.clone.default, aten.to.dtype, aten._to_copy.default
-    )
-    if weights is None or value is None or not any(_is_call(weights, s) for s in _SOFTMAX):
-        return None
-    if weights.args[1] not in (-1, 3):
-        return None
-    scores = _through(_node(weights.args[0]), aten.to.dtype, aten._to_copy.default)
-    mask: torch.fx.Node | None = None
-    if scores is not None and _is_call(scores, aten.add.Tensor) and len(scores.args) == 2:
-        left, right = _nodes(scores, 2)
-        if left is None or right is None or len(scores.users) != 1:
-            return None
-        scores, mask = left, right
-    scale, product = _scaled(scores)
-    if product is None or not _is_call(product, aten.matmul.default) or _rank(product) != 4:
-        return None
-    query, transposed = _nodes(product, 2)
-    key = _transposed(transposed)
-    if query is None or key is None or not _alone(node, product):
-        return None
-    if mask is not None and (_rank(mask) > 4 or mask.meta["val"].dtype != product.meta["val"].dtype):
-        return None
-    before, scaled_query = _scaled(query)
-    if before != 1.0 and scaled_query is not None:
-        query = scaled_query
-    heads = (query.meta["val"].shape[1], key.meta["val"].shape[1], value.meta["val"].shape[1])
-    if len(set(heads)) != 1 or any(_rank(n) != 4 for n in (query, key, value)):
-        return None
-    return _Match(query, key, value, mask, scale * before)
+def fill_varies(node: torch.fx.Node) -> bool:
+    """Whether a factory makes more than one element, which masks do by way of broadcasting only."""
+    value = node.meta.get("val")
+    return not isinstance(value, torch.Tensor) or value.dim() > 0
 
 
-def _rewrite(method: ExportedMethod, node: torch.fx.Node, match: _Match) -> None:
-    graph = method.graph.graph
-    with graph.inserting_before(node):
-        made = graph.call_function(
-            aten.scaled_dot_product_attention.default,
-            (match.query, match.key, match.value, match.mask, 0.0, False),
-            {"scale": match.scale},
-        )
-    made.meta = dict(node.meta)
+def _rewrite(method: ExportedMethod, node: torch.fx.Node, found: Spelled) -> None:
+    assert found.query is not None and found.key is not None
+    make = _Maker(node)
+    query, key, value, split = found.query, found.key, found.value, found.split
+    if found.key_is_transposed:
+        key = make(aten.transpose.int, key, -2, -1)
+    mask = _mask(make, found, query)
+    if split:
+        query, key, value = (make(aten.unflatten.int, n, 0, list(split)) for n in (query, key, value))
+    if found.cap or found.sinks is not None:
+        given = (query, key, value, mask, found.sinks, found.scale, found.cap, False)
+        made = make(CAPPED, *given)
+    else:
+        sdpa = aten.scaled_dot_product_attention.default
+        made = make(sdpa, query, key, value, mask, 0.0, False, scale=found.scale)
+    made = make(aten.flatten.using_ints, made, 0, 1) if split else made
     node.replace_all_uses_with(made)
     method.rename_ends(node.name, made.name)
+
+
+def _mask(make: _Maker, found: Spelled, query: torch.fx.Node) -> torch.fx.Node | None:
+    """All masks as one: boolean where scores are only hidden, else what is added to the scores."""
+    dtype, mask = query.meta["val"].dtype, None
+    lowest = torch.finfo(dtype).min
+
+    def placed(part: torch.fx.Node) -> torch.fx.Node:
+        if found.split and rank(part) == 3:
+            batches = part.meta["val"].shape[0]
+            return make(aten.unflatten.int, part, 0, list(found.split) if batches != 1 else [1, 1])
+        return part
+
+    if not found.added and all(value == float("-inf") for _, _, value in found.hidden):
+        for part, hides, _ in found.hidden:
+            shown = placed(make(aten.logical_not.default, part) if hides else part)
+            mask = shown if mask is None else make(aten.logical_and.default, mask, shown)
+        return mask
+    parts = [make(aten.to.dtype, part, dtype) for part in found.added]
+    for part, hides, value in found.hidden:
+        numbers = (max(value, lowest), 0.0) if hides else (0.0, max(value, lowest))
+        parts.append(make(aten.to.dtype, make(aten.where.Scalar, part, *numbers), dtype))
+    for part in map(placed, parts):
+        mask = part if mask is None else make(aten.add.Tensor, mask, part)
+    return mask
+
+
+class _Maker:
+    """Makes nodes in front of one, with their fake values."""
+
+    def __init__(self, before: torch.fx.Node) -> None:
+        self._before = before
+
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        if target is aten.to.dtype and args[0].meta["val"].dtype == args[1]:
+            return args[0]  # type: ignore[no-any-return]
+        graph = self._before.graph
+        with graph.inserting_before(self._before), self._before.meta["val"].fake_mode:
+            node = graph.call_function(target, args, kwargs)
+            value = target(*_values(args), **kwargs)
+        node.meta = {**self._before.meta, "val": value}
+        return node
 
 
 _RESHAPING = (
@@ -115,28 +150,84 @@ _RESHAPING = (
     aten.permute.default,
     aten.unsqueeze.default,
 )
+_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _COPIES = (aten.clone.default, aten.contiguous.default)
 
 
-def _read_in_place(attention: torch.fx.Node) -> bool:
+_ATTENTION = (aten.scaled_dot_product_attention.default, CAPPED)
+
+
+def _share_heads(call: torch.fx.Node) -> bool:
+    """Let query heads share keys and values that were repeated for each of them; whether anything changed."""
+    shared = [_unrepeated(operand) for operand in call.args[1:3]]
+    (key, groups), (value, others) = shared
+    if key is None or value is None or groups != others or _has_groups(call):
+        return False
+    call.update_arg(1, key)
+    call.update_arg(2, value)
+    if call.target is aten.scaled_dot_product_attention.default:
+        call.update_kwarg("enable_gqa", True)
+    else:
+        call.update_arg(7, True)
+    return True
+
+
+def _has_groups(call: torch.fx.Node) -> bool:
+    return bool(call.kwargs.get("enable_gqa", False) or (len(call.args) > 7 and call.args[7]))
+
+
+def _unrepeated(node: Any) -> tuple[torch.fx.Node | None, int]:
+    """(heads, how often each stands there), where a node repeats heads in place; (None, 1) where not."""
+    if not isinstance(node, torch.fx.Node) or rank(node) != 4:
+        return None, 1
+    while node.op == "call_function" and node.target in _COPIES:
+        node = node.args[0]
+    if _is_call(node, aten.repeat_interleave.self_int) and node.args[2:3] in ((1,), (-3,)):
+        return node.args[0], int(node.args[1])
+    if node.op != "call_function" or node.target not in _VIEWS:
+        return None, 1
+    repeated = node.args[0]
+    while repeated.op == "call_function" and repeated.target in _COPIES:
+        repeated = repeated.args[0]
+    if not _is_call(repeated, aten.expand.default):
+        return None, 1
+    single = repeated.args[0]
+    heads = single.args[0] if _is_call(single, aten.unsqueeze.default) and single.args[1] in (2, -3) else None
+    if heads is None or rank(heads) != 4:
+        return None, 1
+    batch, count, *rest = heads.meta["val"].shape
+    groups = repeated.meta["val"].shape[2]
+    wanted, given = [batch, count * groups, *rest], list(node.meta["val"].shape)
+    if list(map(str, repeated.meta["val"].shape)) != list(map(str, [batch, count, groups, *rest])):
+        return None, 1
+    if list(map(str, wanted)) != list(map(str, given)) or not isinstance(groups, int):
+        return None, 1
+    return heads, groups
+
+
+def _read_in_place(call: torch.fx.Node) -> bool:
     """Let attention's operands be views of what they were copied from; whether anything changed."""
-    scale, changed = attention.kwargs.get("scale"), False
-    if not isinstance(attention.meta.get("val"), torch.Tensor) or _rank(attention) != 4:
+    is_capped = call.target is not aten.scaled_dot_product_attention.default
+    scale, changed = call.args[5] if is_capped else call.kwargs.get("scale"), False
+    if not isinstance(call.meta.get("val"), torch.Tensor) or rank(call) != 4:
         return False
     for position in range(3):
-        operand = attention.args[position]
+        operand = call.args[position]
         assert isinstance(operand, torch.fx.Node)
         chain, base = _chain(operand)
-        factor, inner = _scaled(base) if position == 0 and isinstance(scale, float) else (1.0, base)
+        factor, inner = scaled(base) if position == 0 and isinstance(scale, float) else (1.0, base)
         if inner is None or (factor == 1.0 and not any(n.target in _COPIES for n in chain)):
             continue
-        made = _again(attention, inner, [n for n in chain if n.target not in _COPIES])
+        made = _again(call, inner, [n for n in chain if n.target not in _COPIES])
         if made is None:
             continue
-        attention.update_arg(position, made)
+        call.update_arg(position, made)
         if factor != 1.0:
             scale = float(str(scale)) * factor
-            attention.update_kwarg("scale", scale)
+            if is_capped:
+                call.update_arg(5, scale)
+            else:
+                call.update_kwarg("scale", scale)
         changed = True
     return changed
 
@@ -181,58 +272,9 @@ def _values(args: Any) -> Any:
     return torch.fx.map_arg(args, lambda n: n.meta["val"])
 
 
-def _scaled(node: torch.fx.Node | None) -> tuple[float, torch.fx.Node | None]:
-    """What a node is a multiple of: (factor, node). The node itself if it is no scaling."""
-    if node is None:
-        return 1.0, None
-    inner = _node(node.args[0]) if node.args else None
-    if len(node.args) == 2 and isinstance(node.args[1], int | float) and inner is not None:
-        if _is_call(node, aten.mul.Tensor) or _is_call(node, aten.mul.Scalar):
-            return float(node.args[1]), inner
-        if _is_call(node, aten.div.Tensor) or _is_call(node, aten.div.Scalar):
-            return 1.0 / float(node.args[1]), inner
-    return 1.0, node
-
-
-def _transposed(node: torch.fx.Node | None) -> torch.fx.Node | None:
-    """The keys, if a node is their transposition of the last two dimensions."""
-    if node is None or not any(_is_call(node, t) for t in _TRANSPOSES):
-        return None
-    if node.target is aten.permute.default:
-        matches = node.args[1] in ([0, 1, 3, 2], (0, 1, 3, 2))
-    else:
-        matches = {int(str(d)) % 4 for d in node.args[1:3]} == {2, 3}
-    return _node(node.args[0]) if matches else None
-
-
-def _alone(last: torch.fx.Node, first: torch.fx.Node) -> bool:
-    """Whether nothing but the path between them reads what lies between two nodes."""
-    node: torch.fx.Node = first
-    while node is not last:
-        if len(node.users) != 1:
-            return False
-        node = next(iter(node.users))
-    return True
-
-
-def _through(node: torch.fx.Node | None, *operators: Any) -> torch.fx.Node | None:
-    """Skip operators that change nothing here (dropout in evaluation, casts)."""
-    while node is not None and any(_is_call(node, o) for o in operators):
-        node = _node(node.args[0])
-    return node
-
-
 def _is_call(node: torch.fx.Node, target: Any) -> bool:
     return node.op == "call_function" and node.target is target
 
 
 def _node(value: Any) -> torch.fx.Node | None:
     return value if isinstance(value, torch.fx.Node) else None
-
-
-def _nodes(node: torch.fx.Node, count: int) -> list[torch.fx.Node | None]:
-    return [_node(a) for a in node.args[:count]]
-
-
-def _rank(node: torch.fx.Node) -> int:
-    return int(node.meta["val"].dim())

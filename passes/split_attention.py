@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..runtime.dtypes import DType
-from .attention import block_of, strides_by_name, to_launch
+from .attention import block_of, operands_of, scaling, strides_by_name, to_launch
 from .own_launch import own_launch
 from .tape import Allocate, ExternCall, OwnLaunch, Window
 
@@ -77,7 +77,10 @@ def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{const
         if MASKED:  # loaded ahead of the product, which it does not need
             at = mask + batch * mask_b + head[:, None] * mask_h + m[:, None] * mask_m + c[None, :] * mask_n
             given = tl.load(at, mask=allowed, other=0)
-        scores = tl.dot(q, k) * SCALE
+        scores = tl.dot(q, k)
+        if CAP > 0:
+            scores = 2 * CAP * tl.sigmoid(scores * (2 * INNER)) - CAP
+        scores *= SCALE
         if MASKED:
             if ADDITIVE:
                 scores += given.to(tl.float32) * 1.4426950408889634
@@ -100,7 +103,7 @@ def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{const
 
 _JOIN = """\
 @triton.jit
-def attention_join(sums, marks, output, rows{runtime}{constants}):
+def attention_join(sums, marks, sinks, output, rows{runtime}{constants}):
     row = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, BLOCK_S)
     d = tl.arange(0, BLOCK_D)
@@ -110,12 +113,17 @@ def attention_join(sums, marks, output, rows{runtime}{constants}):
     total = tl.load(marks + at * 2 + 1, mask=in_splits, other=0.0)
     where = in_splits[:, None] & (d < HEAD)[None, :]
     parts = tl.load(sums + at[:, None] * HEAD + d[None, :], mask=where, other=0.0)
-    highest = tl.max(biggest, 0)
-    factor = tl.exp2(biggest - tl.where(highest == float("-inf"), 0.0, highest))
-    whole = tl.sum(total * factor, 0)
-    result = tl.sum(parts * factor[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
     batch = row // (HEADS * ROWS)
     head = row // ROWS % HEADS
+    highest = tl.max(biggest, 0)
+    if SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
+        highest = tl.maximum(highest, sink)
+    factor = tl.exp2(biggest - tl.where(highest == float("-inf"), 0.0, highest))
+    whole = tl.sum(total * factor, 0)
+    if SINKS:
+        whole += tl.exp2(sink - highest)
+    result = tl.sum(parts * factor[:, None], 0) / tl.where(whole == 0.0, 1.0, whole)
     output += batch * output_b + head * output_h + (row % ROWS) * output_m
     tl.store(output + d, result.to(output.dtype.element_ty), mask=d < HEAD)
 """
@@ -138,7 +146,7 @@ def to_steps(call: ExternCall, shape: Shape = Shape()) -> tuple[Allocate | OwnLa
 
 def splits_of(call: ExternCall, shape: Shape = Shape()) -> int | None:
     """Into how many spans a call's keys are split; None where one kernel over query blocks is as good."""
-    query, key, _, _, _, is_causal = call.operands
+    query, key, _, _, _, is_causal, _, _ = operands_of(call)
     batch, heads, rows, _ = query.sizes
     columns = key.sizes[2]
     if is_causal or not all(isinstance(size, int) for size in query.sizes) or rows > _MOST_ROWS:
@@ -167,7 +175,7 @@ def _temporary(name: str, sizes: tuple[int, int, int]) -> Allocate:
 
 
 def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window) -> OwnLaunch:
-    query, key, value, mask, scale, _ = call.operands
+    query, key, value, mask, scale, _, _, cap = operands_of(call)
     batch, heads, rows, head = query.sizes
     key_heads, head_e = key.sizes[1], value.sizes[3]
     packed = heads // key_heads * rows
@@ -177,7 +185,7 @@ def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window) -> OwnLa
         "BLOCK_D": block_of(head),
         "BLOCK_E": block_of(head_e),
         "SPLITS": sums.sizes[1],
-        "SCALE": float(scale) / math.log(2),
+        **scaling(scale, cap),
         "KEY_HEADS": key_heads,
         "GROUP": heads // key_heads,
         "ROWS": rows,
@@ -203,7 +211,7 @@ def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window) -> OwnLa
 
 
 def _join(call: ExternCall, sums: Window, marks: Window) -> OwnLaunch:
-    query, output = call.operands[0], call.outs[0]
+    query, output, given = call.operands[0], call.outs[0], operands_of(call)[6]
     _, heads, rows, _ = query.sizes
     _, splits, head = sums.sizes
     assert isinstance(splits, int) and isinstance(head, int)
@@ -214,8 +222,10 @@ def _join(call: ExternCall, sums: Window, marks: Window) -> OwnLaunch:
         "HEADS": heads,
         "ROWS": rows,
         "HEAD": head,
+        "SINKS": given is not None,
     }
-    windows = {"sums": sums, "marks": marks, "output": output}
+    sinks = marks if given is None else given
+    windows = {"sums": sums, "marks": marks, "sinks": sinks, "output": output}
     strides = strides_by_name({"output": output})
     grid, shape = ("rows", "1", "1"), Shape()
     return own_launch(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..runtime.program import Device
-from .decompositions import replacements
+from .decompositions import host_replacements, replacements
 from .inductor.interfaces import is_composite
 from .library_calls import has_library_call
 
@@ -21,7 +21,8 @@ _PLAIN_LINEAR_ALGEBRA = {
 def supports(operator: str, device: Device) -> str | None:
     """None if the device runs the operator, else the reason why not."""
     if device.kind == "cpu":
-        return "its kernel is for GPUs" if operator.startswith("devplan.") else None
+        is_ours = operator.startswith("devplan.") and resolve(operator) not in host_replacements()
+        return "its kernel is for GPUs" if is_ours else None
     return _on_cuda(operator)
 
 

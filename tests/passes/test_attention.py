@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 import devplan
 from devplan.passes import export as exporting
+from devplan.passes.attention import to_launch
 from devplan.passes.compile_kernels import canonical, compile_kernels
 from devplan.passes.export import ExportResult
 from devplan.passes.load_source import resolve
@@ -22,11 +24,16 @@ from devplan.passes.source import MethodSource, ModelSource
 from devplan.passes.split_attention import splits_of, to_steps
 from devplan.passes.tape import ExternCall, OwnLaunch, Window
 from devplan.runtime.dtypes import DType
-from devplan.runtime.program import Launch, LibraryCall, Method
+from devplan.runtime.program import Launch, LibraryCall, Method, Role
 from devplan.tests.zoo.measure import load, without_code
 
 MODELS = Path(devplan.__file__).parent / "configs" / "models"
 pytestmark = pytest.mark.torch
+
+
+def window(*sizes: int) -> Window:
+    """A dense half-precision window."""
+    return Window("b", DType.FLOAT16, sizes, tuple(torch.empty(sizes, device="meta").stride()))
 
 
 class Attention(torch.nn.Module):
@@ -160,14 +167,103 @@ def test_operands_that_share_a_batch_have_wider_values_or_other_ranks_are_one_ke
     assert not [i for i in method.instructions if isinstance(i, LibraryCall)]
 
 
+class Spelled(torch.nn.Module):
+    """Attention as model code spells it out."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor,
+        more: torch.Tensor,
+    ) -> Any:
+        batch, heads, rows, head = query.shape
+        key, value = (repeated(t, heads // t.shape[1]) for t in (key, value))
+        if self.way == "repeated":
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        if self.way == "alibi":  # as Bloom does it
+            flat, across, down = (t.reshape(batch * heads, -1, head) for t in (query, key, value))
+            scores = more.repeat(batch, 1, 1).baddbmm(flat, across.transpose(-1, -2), beta=1.0, alpha=0.3)
+            scores = scores.view(batch, heads, rows, -1) + mask
+            weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+            return torch.bmm(weights.view(batch * heads, rows, -1), down).view(batch, heads, rows, head)
+        if self.way == "widened":  # as GPT-Neo does it
+            scores = torch.matmul(query.float(), key.float().transpose(-1, -2))
+            scores = torch.where(mask < 0, torch.tensor(torch.finfo(torch.float32).min), scores)
+            return torch.matmul(scores.softmax(-1).to(value.dtype), value)
+        scores = torch.matmul(query, key.transpose(2, 3)) * 0.3
+        if self.way == "capped":
+            scores = torch.tanh(scores / 0.7) * 0.7 + mask
+        elif self.way == "filled":
+            scores = (scores + more).masked_fill(mask < 0, torch.finfo(query.dtype).min)
+        elif self.way == "hidden":
+            scores = scores.masked_fill(mask < 0, float("-inf"))
+        elif self.way == "sinks":
+            sinks = more[:, 0, 0].reshape(1, -1, 1, 1).expand(batch, -1, rows, -1)
+            scores = torch.cat([scores + mask, sinks], -1)
+            scores = scores - scores.max(-1, keepdim=True).values
+        elif self.way == "scaled with its mask":
+            scores = (scores + mask) * 0.5
+        weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+        weights = weights[..., :-1] if self.way == "sinks" else weights
+        made = torch.matmul(weights, value)
+        return (made, weights) if self.way == "with its weights" else made
+
+
+def repeated(heads: torch.Tensor, count: int) -> torch.Tensor:
+    """Every head ``count`` times, as transformers does it."""
+    batch, given, rows, head = heads.shape
+    return heads[:, :, None].expand(batch, given, count, rows, head).reshape(batch, given * count, rows, head)
+
+
+def spelled_inputs(rows: int, keys: int, groups: int = 2) -> tuple[torch.Tensor, ...]:
+    hidden = torch.ones(rows, keys).tril(keys - rows) == 0
+    mask = torch.where(hidden, torch.finfo(torch.float16).min, 0.0).half()[None, None]
+    shape = (2, 4 // groups, keys, 16)
+    return rand(2, 4, rows, 16), rand(*shape), rand(*shape) + 0.5, mask, rand(4, 1, keys)
+
+
+@pytest.mark.parametrize(
+    "way", ["repeated", "alibi", "widened", "capped", "filled", "hidden", "sinks", "plain"]
+)
+@pytest.mark.parametrize(("rows", "keys"), [(9, 9), (1, 300)])
+def test_attention_that_is_spelled_out_is_one_kernel_and_reads_shared_heads_where_they_are(
+    way: str, rows: int, keys: int
+) -> None:
+    method = exported(Spelled(way), spelled_inputs(rows, keys))
+    assert launches(method, "attention")
+    assert not [i for i in method.instructions if isinstance(i, LibraryCall)]
+    repeated_nbytes = 2 * 4 * keys * 16 * 2
+    if rows == 1 and way != "alibi":  # whose heads are flattened after they were repeated
+        assert all(s.nbytes < repeated_nbytes for s in method.storages if s.role is Role.TEMPORARY)
+
+
+@pytest.mark.parametrize("way", ["capped", "sinks"])
+def test_capped_scores_and_sinks_in_float32(way: str) -> None:
+    inputs = tuple(t.float() for t in spelled_inputs(5, 7))
+    assert not launches(exported(Spelled(way), inputs), "attention")
+
+
+def test_what_is_no_attention_of_ours_stays_as_it_is() -> None:
+    assert not launches(exported(Spelled("scaled with its mask"), spelled_inputs(9, 9)), "attention")
+
+
 @pytest.mark.slow
-def test_the_kernels_compile_for_ampere_and_hopper() -> None:
+@pytest.mark.parametrize(("sinks", "cap"), [(None, 0.0), (window(32), 0.0), (None, 30.0)], ids=str)
+def test_the_kernels_compile_for_ampere_and_hopper(sinks: Window | None, cap: float) -> None:
     query, key = window(1, 32, 1, 64), window(1, 4, 2048, 64)
     mask = Window("m", DType.BOOL, (1, 2048), (2048, 1))
-    call = ExternCall("devplan.attention.default", (query, key, key, mask, 0.125, False), {}, (query,))
+    operands = (query, key, key, mask, 0.125, False, sinks, cap)
+    call = ExternCall("devplan.attention.default", operands, {}, (query,))
     specs = [canonical(s.kernel) for s in to_steps(call) if isinstance(s, OwnLaunch)]
-    kernels = compile_kernels(specs, ("sm_80", "sm_90"), jobs=1)
-    assert len(kernels) == 2
+    whole = to_launch(replace(call, operands=(window(1, 32, 200, 64), *operands[1:])))
+    kernels = compile_kernels([*specs, canonical(whole.kernel)], ("sm_80", "sm_90"), jobs=1)
+    assert len(kernels) == 3
     for kernel in kernels:
         assert {c.architecture for c in kernel.codes if c.form == "cubin"} == {"sm_80", "sm_90"}
 
@@ -209,11 +305,6 @@ def test_three_tokens_of_a_decoder_with_a_cache() -> None:
     layers = len(launches(decode, "attention_parts"))
     kernels = sum(isinstance(i, Launch | LibraryCall) for i in decode.instructions)
     assert kernels <= 10 * layers + 4
-
-
-def window(*sizes: int) -> Window:
-    """A dense half-precision window."""
-    return Window("b", DType.FLOAT16, sizes, tuple(torch.empty(sizes, device="meta").stride()))
 
 
 @pytest.mark.parametrize(
