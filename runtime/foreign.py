@@ -57,6 +57,8 @@ def from_interface(
     dtype = BY_TYPESTR.get(typestr)
     if dtype is None:
         raise UsageError(f"`__cuda_array_interface__` names a type that has no equal here, `{typestr}`")
+    if interface.get("mask") is not None:
+        raise UsageError("a masked tensor cannot be used in place", hint="fill in what is masked out first")
     given = interface.get("strides")
     if given is None:
         strides = contiguous_strides(shape)

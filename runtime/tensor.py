@@ -14,7 +14,9 @@ from .backend import Operand, Step
 from .dtypes import DType
 from .errors import UsageError
 from .foreign import TYPESTR, from_dlpack, from_interface, verify_ordinal
-from .host import Array, HostTensor, HostValue, contiguous_strides, host_value, is_native, numpy_dtype
+from .host import Array, HostValue, contiguous_strides, host_value, numpy_dtype
+from .indexing import Index, expanded, numbers
+from .inputs import as_host_tensor
 from .program import Device
 from .tensor_backend import TensorBackend, backend_of
 
@@ -58,7 +60,7 @@ class DeviceTensor:
 
     @classmethod
     def from_host(cls, value: object, device: Device | str | TensorBackend = "cuda:0") -> DeviceTensor:
-        """A copy of a host tensor: a NumPy array, a `HostTensor`, or what NumPy can read."""
+        """A copy of a host tensor: a NumPy array, a `HostTensor`, lists of numbers, or what has DLPack."""
         raw, kind = _host_bits(value)
         made = cls.empty(raw.shape, kind, device)
         made.write(value)
@@ -201,8 +203,11 @@ class DeviceTensor:
 
     # --- views --------------------------------------------------------------------------------------
 
-    def reshape(self, *shape: int) -> DeviceTensor:
+    def reshape(self, *shape: int | Sequence[int]) -> DeviceTensor:
         """A view of another shape; one extent may be -1. UsageError when it does not fit or has gaps."""
+        return self._reshaped(numbers(shape))
+
+    def _reshaped(self, shape: tuple[int, ...]) -> DeviceTensor:
         known = prod(extent for extent in shape if extent != -1)
         if shape.count(-1) == 1 and known and self.numel % known == 0:
             shape = tuple(self.numel // known if extent == -1 else extent for extent in shape)
@@ -214,24 +219,32 @@ class DeviceTensor:
             )
         return self._view(self.pointer, shape, contiguous_strides(shape))
 
-    def permute(self, *order: int) -> DeviceTensor:
-        """A view with its dimensions in another order."""
-        if sorted(order) != list(range(len(self.shape))):
-            raise UsageError(f"{list(order)} is no order of {len(self.shape)} dimensions")
+    def permute(self, *order: int | Sequence[int]) -> DeviceTensor:
+        """A view with its dimensions in another order; negative numbers count from the last."""
+        rank, given = len(self.shape), numbers(order)
+        wanted = [number + rank if -rank <= number < 0 else number for number in given]
+        if sorted(wanted) != list(range(rank)):
+            raise UsageError(f"{list(given)} is no order of {rank} dimensions")
         return self._view(
-            self.pointer, tuple(self.shape[i] for i in order), tuple(self.strides[i] for i in order)
+            self.pointer, tuple(self.shape[i] for i in wanted), tuple(self.strides[i] for i in wanted)
         )
 
-    def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> DeviceTensor:
-        """A view: integers drop a dimension, slices with a positive step narrow it."""
-        parts = index if isinstance(index, tuple) else (index,)
-        if len(parts) > len(self.shape):
-            raise IndexError(f"{len(parts)} indices for {len(self.shape)} dimensions")
-        offset = 0
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> DeviceTensor:
+        """A view: integers drop a dimension, slices with a positive step narrow it, None adds one.
+
+        ``...`` stands for all dimensions that are not named. IndexError for anything else.
+        """
+        parts = expanded(index if isinstance(index, tuple) else (index,), len(self.shape))
+        offset, dimension = 0, 0
         shape: list[int] = []
         strides: list[int] = []
-        for number, (extent, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
-            part = parts[number] if number < len(parts) else slice(None)
+        for part in parts:
+            if part is None:
+                shape.append(1)
+                strides.append(0)
+                continue
+            extent, stride = self.shape[dimension], self.strides[dimension]
+            dimension += 1
             if isinstance(part, slice):
                 start, stop, step = part.indices(extent)
                 if step < 1:
@@ -318,14 +331,9 @@ def dtype_of(dtype: DType | str) -> DType:
 
 def _host_bits(value: object) -> tuple[Array, DType]:
     """A host tensor as raw bits and element type; UsageError for what no program has."""
-    if isinstance(value, HostTensor):
-        return value.raw, value.dtype
     if isinstance(value, DeviceTensor):
         raise UsageError("this tensor is on a GPU already", hint="call `.clone()`")
-    array = np.asarray(value)
-    name = array.dtype.name
-    try:
-        dtype = DType.from_name(name)
-    except KeyError:
-        raise UsageError(f"NumPy's type `{name}` has no equal here", hint="convert the array first") from None
-    return (array if is_native(dtype) else array.view(numpy_dtype(dtype))), dtype
+    if isinstance(value, list | tuple):
+        nested: Any = value
+        value = np.asarray(nested)
+    return as_host_tensor(value, "the tensor")

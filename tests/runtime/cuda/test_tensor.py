@@ -15,7 +15,7 @@ from devplan.runtime.backend import Operand
 from devplan.runtime.cuda import backend as backend_module
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
-from devplan.runtime.errors import UsageError
+from devplan.runtime.errors import DeviceError, UsageError
 from devplan.runtime.host import HostTensor
 from devplan.runtime.program import Device
 from devplan.runtime.tensor import DeviceTensor
@@ -87,6 +87,67 @@ def test_views_are_numpys(index: tuple[int | slice, ...], order: list[int]) -> N
     view = DeviceTensor.from_host(array).permute(*order)[index]
     back = view.numpy()
     assert np.array_equal(np.asarray(back), array.transpose(order)[index])
+
+
+@given(
+    st.lists(st.sampled_from([0, -1, slice(1, None), slice(None, None, 2), None, np.int64(1)]), max_size=4),
+    st.integers(0, 4),
+)
+def test_views_have_new_and_unnamed_dimensions(parts: list[Any], at: int) -> None:
+    array = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
+    index = (*parts[:at], ..., *parts[at:])
+    if sum(part is not None for part in parts) > 3:
+        with pytest.raises(IndexError):
+            DeviceTensor.from_host(array)[index]
+        return
+    back = DeviceTensor.from_host(array)[index].numpy()
+    assert np.array_equal(np.asarray(back), array[index])
+
+
+@pytest.mark.parametrize("index", [True, 1.5, "a", [0, 1], (..., ...), slice(None, None, -1), 5])
+def test_what_is_no_view_is_an_index_error(index: Any) -> None:
+    with pytest.raises(IndexError):
+        DeviceTensor.from_host(np.zeros((3, 3), np.float32))[index]
+
+
+def test_orders_and_shapes_come_as_tuples_too() -> None:
+    tensor = DeviceTensor.from_host(np.arange(6, dtype=np.float32).reshape(2, 3))
+    assert tensor.reshape((3, 2)).shape == tensor.permute((-1, 0)).shape == (3, 2)
+    with pytest.raises(UsageError, match="no order of 2 dimensions"):
+        tensor.permute(0, -2)
+
+
+def test_bytes_in_another_order_are_refused_rather_than_mistaken() -> None:
+    for wrong in (np.ones(3, ">f4"), np.array(["a"]), np.ones(2, complex), object()):
+        with pytest.raises(UsageError):
+            DeviceTensor.from_host(wrong)
+
+
+def test_host_tensors_of_other_libraries_are_copied_bfloat16_included() -> None:
+    bits = np.array([[1, 2], [3, 4]], np.uint16)
+    described = dlpack.Description(bits.ctypes.data, DType.BFLOAT16, (2, 2), (2, 1), (dlpack.CPU_DEVICE, 0))
+
+    class Producer:
+        def __dlpack__(self, **_: Any) -> Any:
+            return dlpack.export(described, bits, None)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return described.device
+
+    back = DeviceTensor.from_host(Producer()).numpy()
+    assert isinstance(back, HostTensor) and np.array_equal(back.raw, bits)
+
+
+def test_a_clone_on_another_gpu_is_dense_and_its_own(cu: Any) -> None:
+    cu.count = 2
+    tensor = DeviceTensor.from_host(np.arange(24, dtype=np.int16).reshape(2, 3, 4)).permute(2, 0, 1)
+    clone = tensor.clone("cuda:1")
+    assert (clone.device, clone.is_contiguous) == (Device("cuda", 1), True)
+    assert "cuMemcpyPeerAsync" in cu.names()
+    assert np.array_equal(np.asarray(clone.numpy()), np.asarray(tensor.numpy()))
+    for wrong, error in (("cpu", UsageError), ("gpu", UsageError), ("cuda:7", DeviceError)):
+        with pytest.raises(error):
+            tensor.clone(wrong)
 
 
 def test_a_strided_view_can_be_written() -> None:
@@ -232,6 +293,21 @@ def test_the_array_interface_is_asked_of_the_driver_where_there_are_two_gpus(
                 "Odd", (), {"__cuda_array_interface__": {"typestr": "<c8", "shape": (2,), "data": (0, False)}}
             )(),
             "<c8",
+        ),
+        (
+            type(
+                "Masked",
+                (),
+                {
+                    "__cuda_array_interface__": {
+                        "typestr": "<f4",
+                        "shape": (2,),
+                        "data": (0, False),
+                        "mask": object(),
+                    }
+                },
+            )(),
+            "a masked tensor",
         ),
     ],
 )
