@@ -77,29 +77,36 @@ class Blocks:
     depth: int = 1
 
 
-def blocks_for(rows: int, outputs: int, columns: int, itemsize: int, is_gated: bool) -> Blocks:
+def blocks_for(
+    rows: int, outputs: int, columns: int, itemsize: int, is_gated: bool, has_norm: bool
+) -> Blocks:
     """The shape for x[rows, columns] times weight[outputs, columns], by size alone.
 
-    A thread loads 16 bytes of a row in a step, so that the row of x needs no exchange between threads, and
-    the program two rows of the weight (one of each half where they gate each other). On an H200 that is
-    faster than 32 bytes, 8 warps or more rows in a decoder's step of 154 launches, of which each begins while
-    the one before ends (`tests/bench/bench_decoder_step.py`).
+    A thread loads 16 bytes of a row in a step, so that the row of x needs no exchange between threads, or
+    twice 16 where there is no norm, whose weight takes registers as well. A program reads two rows of the
+    weight (one of each half where they gate each other), or four where it takes several steps of the longer
+    kind. All of it as was fastest on an H200 in a decoder's step, where each launch begins while the one
+    before ends and loads what it can (`tests/bench/bench_decoder_step.py`). Registers hold 8 sums or 16 for
+    each row of x and of the weight, which bounds the latter.
     """
-    warps = 4
+    warps, most = 4, 1 if is_gated else 2
     step = 32 * 16 // itemsize
     while warps > 1 and columns <= warps * step // 2:
         warps //= 2
-    has_pairs = not is_gated and -(-outputs // 2) >= _PROGRAMS
-    return Blocks(2 if has_pairs else 1, warps * step, warps)
+    if not has_norm and rows <= 2 and columns > warps * step:
+        step *= 2
+        most = most * 2 if columns > warps * step and rows == 1 else most
+    while most > 1 and -(-outputs // most) < _PROGRAMS:
+        most //= 2
+    return Blocks(most, warps * step, warps)
 
 
 def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
     """The kernel for one call of the operator, in the shape that `blocks_for` finds best."""
-    x, weight, is_gated = call.operands[0], call.operands[1], bool(call.operands[7])
-    outputs = weight.sizes[0] // (2 if is_gated else 1)
-    return to_steps_with(
-        call, blocks_for(x.sizes[0], outputs, weight.sizes[1], weight.dtype.itemsize, is_gated)
-    )
+    x, weight, is_gated, has_norm = *call.operands[:2], bool(call.operands[7]), call.operands[3] is not None
+    outputs, columns = weight.sizes[0] // (2 if is_gated else 1), weight.sizes[1]
+    blocks = blocks_for(x.sizes[0], outputs, columns, weight.dtype.itemsize, is_gated, has_norm)
+    return to_steps_with(call, blocks)
 
 
 def to_steps_with(call: ExternCall, blocks: Blocks) -> tuple[OwnLaunch, ...]:

@@ -79,7 +79,7 @@ def call_for(shape: Shape, rows: int, dtype: DType) -> ExternCall:
 def candidates(shape: Shape, rows: int, dtype: DType) -> list[Blocks]:
     """Block shapes worth a measurement, the chosen one first."""
     vector = 16 // dtype.itemsize
-    chosen = blocks_for(rows, shape.outputs, shape.columns, dtype.itemsize, shape.is_gated)
+    chosen = blocks_for(rows, shape.outputs, shape.columns, dtype.itemsize, shape.is_gated, shape.has_norm)
     found = [chosen]
     for height, (warps, factor) in product((1, 2, 4, 8), ((1, 1), (2, 1), (4, 1), (4, 2), (8, 1))):
         columns = warps * 32 * vector * factor

@@ -36,9 +36,7 @@ def branch_on_data(x: Any) -> Any:
     return x + 1 if x.sum() > 0 else x
 
 
-@pytest.mark.parametrize(
-    ("function", "operator"), [(loop_over_data, "unbind"), (branch_on_data, "__bool__")]
-)
+@pytest.mark.parametrize(("function", "operator"), [(loop_over_data, "unbind"), (branch_on_data, "__bool__")])
 def test_what_depends_on_data_is_refused_by_operator_and_line(function: Any, operator: str) -> None:
     with pytest.raises(UnsupportedOperatorError) as caught:
         export_method(MethodSource("forward", Function(function), (torch.ones(4),)))
@@ -96,5 +94,7 @@ def test_a_module_that_is_cast_while_it_runs_is_cast_in_the_graph(kind: Any) -> 
     exported = export_method(MethodSource("forward", module, (x,)))
     after = module.state_dict(keep_vars=True)
     assert list(after) == list(before)
-    assert all(after[name] is tensor and tensor.dtype in (kind, torch.int64) for name, tensor in before.items())
+    assert all(
+        after[name] is tensor and tensor.dtype in (kind, torch.int64) for name, tensor in before.items()
+    )
     torch.testing.assert_close(exported.module()(x), module(x))

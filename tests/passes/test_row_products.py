@@ -125,16 +125,23 @@ def test_the_kernel_computes_what_numpy_does(
 
 
 @pytest.mark.parametrize(
-    ("rows", "outputs", "columns", "gated"),
-    [(1, 2560, 2048, False), (1, 5632, 2048, True), (4, 8, 64, False)],
+    ("rows", "outputs", "columns", "gated", "norm", "weight_rows"),
+    [
+        (1, 2560, 2048, False, True, 2),
+        (1, 2048, 2048, False, False, 2),
+        (1, 5632, 2048, True, True, 1),
+        (1, 2048, 5632, False, False, 4),
+        (4, 8, 64, False, False, 1),
+    ],
 )
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_a_step_is_whole_loads_of_sixteen_bytes_for_each_thread(
-    rows: int, outputs: int, columns: int, gated: bool, itemsize: int
+    rows: int, outputs: int, columns: int, gated: bool, norm: bool, weight_rows: int, itemsize: int
 ) -> None:
-    blocks = blocks_for(rows, outputs, columns, itemsize, gated)
-    assert blocks.columns * itemsize == blocks.warps * 32 * 16
+    blocks = blocks_for(rows, outputs, columns, itemsize, gated, norm)
+    assert blocks.columns * itemsize in (blocks.warps * 32 * 16, blocks.warps * 32 * 32)
     assert blocks.rows == 1 or -(-outputs // blocks.rows) >= 264
+    assert itemsize == 4 or blocks.rows == weight_rows
 
 
 @pytest.mark.slow
