@@ -31,6 +31,7 @@ from .ragged_rules import (
     rule_of,
     symbols_of,
     tensors,
+    unbounded,
 )
 from .share_equal import share_equal
 
@@ -57,7 +58,7 @@ def pad_ragged(method: ExportedMethod) -> bool:
     for node in reversed(padding.replaced):
         if not node.users:
             graph.erase_node(node)
-    share_equal(method)
+    share_equal(method, padding.numbers)
     _merge_counts(method)
     graph.eliminate_dead_code()
     method.graph.recompile()
@@ -105,6 +106,8 @@ class _Padding:
         """Every count that was made, by its node."""
         self.wanted: dict[torch.fx.Node, None] = {}
         """Those that have to leave the method: for a result, or for the check of a declared bound."""
+        self.numbers: set[torch.fx.Node] = set()
+        """Counts that are results themselves."""
         self.symbols = {
             s for n in method.graph.graph.nodes for value in tensors(n) for s in symbols_of(value)
         }
@@ -131,6 +134,8 @@ class _Padding:
                 why=str(origin_of([value])),
                 hint="return the size itself",
             )
+        if not count:
+            self.numbers.add(made)
         self.method.outputs = tuple(
             replace(o, node=made.name, count=count, axis=axis) if o.node == value.name else o
             for o in self.method.outputs
@@ -173,11 +178,7 @@ class _Padding:
         lower, upper = bounds_of(extent)
         upper = most if upper is None else min(upper, most or upper)
         if upper is None:
-            raise UnsupportedOperatorError(
-                f"a size that depends on data has no declared bound: `{node.target}`",
-                why=str(origin_of([node])),
-                hint="declare one: `torch._check(n <= bound)`",
-            )
+            raise unbounded(node)
         is_symbol = isinstance(extent, torch.SymInt) and extent.node.expr.is_symbol
         name = str(extent) if is_symbol else node.name
         taken = {spec.name for spec in self.counts.values()}

@@ -96,6 +96,22 @@ def note_bounds(nodes: Iterable[torch.fx.Node]) -> None:
 _BOUND = "bound of what is found"
 
 
+def bounded(node: torch.fx.Node) -> int:
+    """The declared bound of the size that an operator's result has; UnsupportedOperatorError without one."""
+    bound = bounds_of(counted_by(tensors(node)[0]))[1]
+    if bound is None:
+        raise unbounded(node)
+    return bound
+
+
+def unbounded(node: torch.fx.Node) -> UnsupportedOperatorError:
+    return UnsupportedOperatorError(
+        f"a size of `{node.target}` depends on data and has no bound",
+        why=str(origin_of([node])),
+        hint="declare one: `torch._check(n <= bound)`",
+    )
+
+
 def refusal(node: torch.fx.Node) -> UnsupportedOperatorError:
     return UnsupportedOperatorError(
         f"operator `{node.target}` cannot work on a size that depends on data",
@@ -110,15 +126,17 @@ def rule_of(node: torch.fx.Node) -> Callable[..., Any]:
     if not isinstance(target, torch._ops.OpOverload):
         raise refusal(node)
     name = target._schema.name.removeprefix("aten::")
+    if name in _OF_SIZES:
+        return lambda *args, **kwargs: _of_size(Call(node, target, args, kwargs))
     if name in _RULES:
-        return lambda *args, **kwargs: _RULES[name](_Call(node, target, args, kwargs))
+        return lambda *args, **kwargs: _RULES[name](Call(node, target, args, kwargs))
     if torch.Tag.pointwise in target.tags or name in _BY_ROW:
-        return lambda *args, **kwargs: _as_it_is(_Call(node, target, args, kwargs))
+        return lambda *args, **kwargs: _as_it_is(Call(node, target, args, kwargs))
     raise refusal(node)
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """An operator with its arguments, of which some are `Ragged`."""
 
     node: torch.fx.Node
@@ -130,6 +148,11 @@ class _Call:
     def name(self) -> str:
         """The operator's, without library and overload."""
         return str(self.target._schema.name).removeprefix("aten::")
+
+    @property
+    def overload(self) -> str:
+        """``Tensor`` of ``aten.index.Tensor``."""
+        return str(self.target._overloadname)
 
     def ragged(self) -> list[Ragged]:
         """Those arguments."""
@@ -171,7 +194,7 @@ _MIXES = {
 """Those of them that mix what is along the dimensions that they name, which the axis must not be among."""
 
 
-def _as_it_is(call: _Call) -> Any:
+def _as_it_is(call: Call) -> Any:
     """The operator on padded data: rows stay apart, and the result has the axis where the graph says."""
     given = call.ragged()
     value = call.node.meta["val"]
@@ -203,7 +226,7 @@ def _of_one_symbol(node: torch.fx.Node) -> bool:
     return len(found) <= 1 and all(expression.is_symbol for expression in found)
 
 
-def _sized(call: _Call, extent: Any) -> Any:
+def _sized(call: Call, extent: Any) -> Any:
     """Run it, views with the sizes that the result has in the graph."""
     if call.name not in ("view", "_unsafe_view", "reshape", "flatten", "unflatten", "expand"):
         return call.run()
@@ -217,7 +240,7 @@ def _sized(call: _Call, extent: Any) -> Any:
     return given.data.reshape(shape)
 
 
-def _names_axis(call: _Call, each: Ragged) -> bool:
+def _names_axis(call: Call, each: Ragged) -> bool:
     """Whether an operator works along the axis (dimensions are its second argument)."""
     if "norm" in call.name:
         return -each.axis <= len(call.args[1])
@@ -226,7 +249,7 @@ def _names_axis(call: _Call, each: Ragged) -> bool:
     return int(given) % rank - rank == each.axis
 
 
-def _nonzero(call: _Call) -> Any:
+def _nonzero(call: Call) -> Any:
     """Indices [elements of the mask, dimensions]; those behind the count are of element 0."""
     mask = call.args[0]
     if isinstance(mask, Ragged):
@@ -238,15 +261,12 @@ def _found(mask: Tensor, bound: int | None) -> Ragged:
     """Where a mask is true, in as many rows as it can be true, or as were declared."""
     numel: Any = mask.numel()
     most = bounds_of(numel)[1]
-    if most is None:
-        raise UnsupportedOperatorError(
-            "the size of a mask whose true elements are looked for has no bound", hint="use `torch.where`"
-        )
+    assert most is not None  # dynamic dimensions have a declared maximum
     size = numel if bound is None or bound >= most else bound
     return Ragged(torch.nonzero_static(mask, size=size, fill_value=0), (mask != 0).sum(), -2, most)
 
 
-def _where(call: _Call) -> Any:
+def _where(call: Call) -> Any:
     """The indices by dimension, where only a mask is given; else the choice, element by element."""
     if len(call.args) > 1:
         return _as_it_is(call)
@@ -272,7 +292,7 @@ def _columns(indices: Sequence[Any], bound: int | None) -> tuple[list[Any], Any]
     return found, count
 
 
-def _index(call: _Call) -> Any:
+def _index(call: Call) -> Any:
     """Rows by mask or by indices."""
     x, indices = call.args
     is_exact = not ragged_axes(tensors(call.node)[0])
@@ -282,7 +302,7 @@ def _index(call: _Call) -> Any:
     return _as_it_is(replace(call, args=(x, columns)))
 
 
-def _masked_select(call: _Call) -> Any:
+def _masked_select(call: Call) -> Any:
     x, mask = call.args
     if isinstance(x, Ragged) or isinstance(mask, Ragged):
         raise call.refuse()
@@ -293,7 +313,7 @@ def _masked_select(call: _Call) -> Any:
     return replace(places, data=x[tuple(places.data.unbind(1))], axis=-1)
 
 
-def _index_put(call: _Call) -> Tensor:
+def _index_put(call: Call) -> Tensor:
     """Values at indices; those behind the count go to a place of their own, which is cut off."""
     x, indices, values, *rest = call.args
     given = values.data if isinstance(values, Ragged) else values
@@ -312,7 +332,7 @@ def _index_put(call: _Call) -> Tensor:
     return made[:-1].reshape(x.shape)
 
 
-def _index_add(call: _Call) -> Tensor:
+def _index_add(call: Call) -> Tensor:
     x, dim, index, source = call.args
     if isinstance(x, Ragged) or not isinstance(index, Ragged) or not isinstance(source, Ragged):
         raise call.refuse()
@@ -320,10 +340,10 @@ def _index_add(call: _Call) -> Tensor:
     return made
 
 
-def _reduction(fill: Callable[[Tensor], float | bool]) -> Callable[[_Call], Any]:
+def _reduction(fill: Callable[[Tensor], float | bool]) -> Callable[[Call], Any]:
     """A reduction for which elements of a certain value do not count."""
 
-    def reduce(call: _Call) -> Any:
+    def reduce(call: Call) -> Any:
         x, *rest = call.args
         value = call.node.meta["val"]
         if not isinstance(x, Ragged) or not isinstance(value, Tensor):
@@ -338,7 +358,7 @@ def _reduction(fill: Callable[[Tensor], float | bool]) -> Callable[[_Call], Any]
     return reduce
 
 
-def _unbind(call: _Call) -> Any:
+def _unbind(call: Call) -> Any:
     x, *rest = call.args
     dim = int(rest[0]) if rest else 0
     dim = dim - x.data.dim() if dim >= 0 else dim
@@ -348,14 +368,14 @@ def _unbind(call: _Call) -> Any:
     return [replace(x, data=part, axis=axis) for part in x.data.unbind(dim)]
 
 
-def _softmax(call: _Call) -> Any:
+def _softmax(call: Call) -> Any:
     x, *rest = call.args
     if isinstance(x, Ragged) and _names_axis(call, x):
         return replace(x, data=call.target(x.filled(float("-inf")), *rest, **call.kwargs))
     return _as_it_is(call)
 
 
-def _mean(call: _Call) -> Any:
+def _mean(call: Call) -> Any:
     x, *rest = call.args
     if ragged_axes(call.node.meta["val"]):
         return _as_it_is(call)
@@ -372,10 +392,29 @@ def _most(x: Tensor) -> float:
     return float("inf") if x.is_floating_point() else int(torch.iinfo(x.dtype).max)
 
 
-_RULES: dict[str, Callable[[_Call], Any]] = {
+_OF_SIZES = {"zeros", "ones", "full", "empty", "expand", "arange", "slice"}
+"""Operators that may be told a size."""
+
+
+def _of_size(call: Call) -> Any:
+    """An operator that is told a size, at the bound where that depends on data."""
+    from .ragged_sizes import by_size, count_of
+
+    count = count_of(call)
+    return _as_it_is(call) if count is None else by_size(call, count)
+
+
+def _repeat_interleave(call: Call) -> Any:
+    from .ragged_sizes import repeat_interleave
+
+    return repeat_interleave(call)
+
+
+_RULES: dict[str, Callable[[Call], Any]] = {
     "nonzero": _nonzero,
     "where": _where,
     "index": _index,
+    "repeat_interleave": _repeat_interleave,
     "masked_select": _masked_select,
     "index_put": _index_put,
     "index_add": _index_add,

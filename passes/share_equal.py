@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,15 +11,16 @@ if TYPE_CHECKING:
     from .exported import ExportedMethod
 
 
-def share_equal(method: ExportedMethod) -> int:
+def share_equal(method: ExportedMethod, numbers: Collection[torch.fx.Node] = ()) -> int:
     """Let readers of a repeated operator read its first result, in place; returns how many were repeated.
 
     Operators with random results or effects are left alone, and so are results of the method: callers get
-    memory of their own for each.
+    memory of their own for each, but for those that stand for ``numbers``.
     """
     graph = method.graph.graph
     (output,) = [node for node in graph.nodes if node.op == "output"]
-    returned = set(output.all_input_nodes[: len(output.args[0]) - len(method.counts)])
+    counted = {node for node in output.all_input_nodes if node.name in {c.node for c in method.counts}}
+    returned = {n for n in output.all_input_nodes if n not in numbers and n not in counted}
     first: dict[Any, torch.fx.Node] = {}
     shared = 0
     for node in list(graph.nodes):

@@ -1,0 +1,90 @@
+"""Tensors whose size is a number read from data: `x[:n]`, `torch.arange(n)`, `repeat_interleave`. See `ragged`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .inductor.interfaces import pytree
+from .ragged_rules import Call, Ragged, bounded, ragged_axes, tensors
+
+FACTORIES = {"zeros": 0, "ones": 0, "full": 0, "empty": 0, "expand": 1}
+"""Operators that are told a shape, and which argument it is."""
+
+
+def count_of(call: Call) -> Any:
+    """The number among an operator's arguments that is the size of its result; None where there is none."""
+    value = tensors(call.node)[0]
+    axes = ragged_axes(value)
+    if len(axes) != 1:
+        return None
+    wanted = value.shape[axes[0]].node.expr
+    raw: list[Any] = pytree.tree_leaves((list(call.node.args), dict(call.node.kwargs)))
+    given: list[Any] = pytree.tree_leaves((list(call.args), call.kwargs))
+    for before, now in zip(raw, given, strict=True):
+        number = before.meta.get("val") if isinstance(before, torch.fx.Node) else None
+        if isinstance(number, torch.SymInt) and number.node.expr == wanted:
+            return now
+    return None
+
+
+def by_size(call: Call, count: Any) -> Ragged:
+    """The operator at the bound of the size that it is told."""
+    value = tensors(call.node)[0]
+    (axis,) = ragged_axes(value)
+    extent = bounded(call.node)
+    if call.name in FACTORIES:
+        args = list(call.args)
+        args[FACTORIES[call.name]] = [*value.shape[:axis], extent, *value.shape[value.dim() + axis + 1 :]]
+        data = call.target(*args, **call.kwargs)
+    elif call.name == "arange" and _from_zero(call):
+        data = torch.arange(extent, dtype=value.dtype, device=value.device)
+    elif call.name == "slice":
+        data = _front(call, value.dim() + axis, extent)
+    else:
+        raise call.refuse()
+    return Ragged(data, count, axis)
+
+
+def _from_zero(call: Call) -> bool:
+    numbers: list[Any] = [each for each in call.node.args if not isinstance(each, torch.fx.Node)]
+    return numbers in ([], [0], [0, 1])
+
+
+def _front(call: Call, dim: int, extent: int) -> Tensor:
+    x, *rest = call.args
+    start, step = (rest[1] if len(rest) > 1 else None), (rest[3] if len(rest) > 3 else 1)
+    at = int(rest[0]) % x.dim() if rest else 0
+    if not isinstance(x, Tensor) or start not in (None, 0) or step != 1 or at != dim:
+        raise call.refuse()
+    if isinstance(x.size(dim), torch.SymInt) or x.size(dim) < extent:
+        raise call.refuse()
+    return x.narrow(dim, 0, extent)
+
+
+def repeat_interleave(call: Call) -> Ragged:
+    """Each element along a dimension so often as ``repeats`` says, which is one number for each or for all.
+
+    The element at a place is the first whose running total of repeats passes that place.
+    """
+    if call.overload == "Tensor":
+        found, count = _repeated(call, call.args[0])
+        return Ragged(found, count, -1)
+    x, repeats, *rest = call.args
+    if not isinstance(x, Tensor) or call.overload != "self_Tensor" or call.ragged():
+        raise call.refuse()
+    dim = rest[0] if rest else None
+    x, dim = (x.flatten(), 0) if dim is None else (x, int(dim) % x.dim())
+    found, count = _repeated(call, repeats.flatten().expand(x.size(dim)))
+    return Ragged(x.index_select(dim, found), count, dim - x.dim())
+
+
+def _repeated(call: Call, repeats: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(repeats, Tensor):
+        raise call.refuse()
+    ends = repeats.to(torch.int64).cumsum(0)
+    places = torch.arange(bounded(call.node), device=repeats.device)
+    found = torch.searchsorted(ends, places, right=True).clamp(max=repeats.size(0) - 1)
+    return found, ends[-1]
