@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .words import lifetime, size, table
+from .words import lifetime, shape, size, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,7 +31,17 @@ def timelines(described: dict[str, Any], origins: Mapping[str, Mapping[str, str]
                     _legend(shown, origins.get(method["name"], {})),
                     "",
                 ]
+        items += list(_at_their_bounds(method))
     return items or ["nothing is planned: every storage is allocated at run time"]
+
+
+def _at_their_bounds(method: dict[str, Any]) -> Iterator[str]:
+    """A line for each output that is smaller than its place, as the data will have it."""
+    for port in method["outputs"]:
+        if counted := port.get("data_dependent"):
+            bound = shape(port["max_shape"])
+            real = f"{counted['lower']} to {counted['upper']} in dimension {counted['dimension']}"
+            yield f"`{port['name']}` of {method['name']} is data-dependent: {real}, planned at {bound}"
 
 
 def _picture(method: str, arena: dict[str, Any]) -> list[str]:

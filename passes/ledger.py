@@ -91,7 +91,7 @@ def _readers(graph: PlacedGraph, trees: ViewTrees) -> Mapping[str, Sequence[_Rea
                 note(operand, _Reader("operator", node.name, node))
     for output in graph.outputs:
         if output.node:
-            note(output.node, _Reader("output", output.name))
+            note(output.node, _Reader("count" if output.is_count else "output", output.name))
     for target, source in graph.updates:
         content = trees.nodes[target].content or target
         note(source, _Reader("update", content))
@@ -139,6 +139,8 @@ def _verb(operators: Sequence[Node], readers: Sequence[_Reader], copy: Node) -> 
             "on the host" if copy.device is not None and copy.device.kind == "cpu" else f"on {copy.device}"
         )
         return f"is returned as {_listed(names)} {where}"
+    if "count" in roles:
+        return f"is {roles['count']}, which depends on data, and is read by the caller"
     if "update" in roles:
         return f"is the new content of `{roles['update']}` on {copy.device}"
     return "has no reader"

@@ -257,12 +257,12 @@ def _nonzero(call: Call) -> Any:
     return _found(mask, call.bound())
 
 
-def _found(mask: Tensor, bound: int | None) -> Ragged:
-    """Where a mask is true, in as many rows as it can be true, or as were declared."""
+def _found(mask: Tensor, bound: Any) -> Ragged:
+    """Where a mask is true, in as many rows as it can be true, or as were declared (symbolic where given)."""
     numel: Any = mask.numel()
     most = bounds_of(numel)[1]
     assert most is not None  # dynamic dimensions have a declared maximum
-    size = numel if bound is None or bound >= most else bound
+    size = numel if bound is None or (isinstance(bound, int) and bound >= most) else bound
     return Ragged(torch.nonzero_static(mask, size=size, fill_value=0), (mask != 0).sum(), -2, most)
 
 
@@ -277,7 +277,7 @@ def _by_dimension(indices: Ragged) -> list[Ragged]:
     return [replace(indices, data=column, axis=-1) for column in indices.data.unbind(1)]
 
 
-def _columns(indices: Sequence[Any], bound: int | None) -> tuple[list[Any], Any]:
+def _columns(indices: Sequence[Any], bound: Any) -> tuple[list[Any], Any]:
     """Indices with a mask spelled as those of its dimensions; and their count (None without a mask)."""
     found: list[Any] = []
     count: Any = None

@@ -1,4 +1,4 @@
-"""Tensors whose size is a number read from data: `x[:n]`, `torch.arange(n)`, `repeat_interleave`. See `ragged`."""
+"""Tensors whose size is a number read from data: `x[:n]`, `arange(n)`, `repeat_interleave`. See `ragged`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def count_of(call: Call) -> Any:
     axes = ragged_axes(value)
     if len(axes) != 1:
         return None
-    wanted = value.shape[axes[0]].node.expr
+    extent: Any = value.shape[axes[0]]
+    wanted = extent.node.expr
     raw: list[Any] = pytree.tree_leaves((list(call.node.args), dict(call.node.kwargs)))
     given: list[Any] = pytree.tree_leaves((list(call.args), call.kwargs))
     for before, now in zip(raw, given, strict=True):

@@ -61,9 +61,12 @@ class Counts:
 
 
 def _outside(method: str, count: Count, found: int) -> ExecutionError:
-    bound = f"at most {count.upper}" if found > count.upper else f"at least {count.lower}"
+    is_above = found > count.upper
+    bound = f"declared is at most {count.upper}" if is_above else f"the model needs at least {count.lower}"
     return ExecutionError(
-        f"a size of method `{method}` that depends on data is {found}, declared is {bound}",
+        f"a size of method `{method}` that depends on data is {found}, {bound}",
         why=f"size `{count.name}` of {count.origin}" if str(count.origin) else f"size `{count.name}`",
-        hint="declare another bound: `torch._check(n <= bound)` in the model, and export again",
+        hint="declare a larger bound with `torch._check(n <= bound)` in the model, and export again"
+        if is_above
+        else "eager PyTorch fails likewise; let the model ask before it computes",
     )

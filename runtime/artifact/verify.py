@@ -162,19 +162,28 @@ class MethodChecker:
     def _port(self, port: Port) -> None:
         if port.value and port.value not in self.values:
             raise self.fail(f"`{port.name}` is value `{port.value}`", "there is no such value")
-        if port.count and (port not in self.method.outputs or not port.value):
-            raise self.fail(f"`{port.name}` counts `{port.count}`", "it is no output with a value")
         if port.count:
-            if port.count not in {count.name for count in self.method.counts}:
-                raise self.fail(f"`{port.name}` counts `{port.count}`", "there is no such count")
-            if port.axis >= len(self.values[port.value].shape):
-                raise self.fail(f"`{port.name}` counts along dimension {port.axis}")
+            self._counted(port)
         if port.aliases is not None:
             kind, name = port.aliases
             ports = {"input": self.method.inputs, "output": self.method.outputs}
             names = self.states if kind == "state" else {item.name for item in ports.get(kind, ())}
             if name not in names:
                 raise self.fail(f"`{port.name}` aliases {kind} `{name}`", "there is no such thing")
+
+    def _counted(self, port: Port) -> None:
+        if port not in self.method.outputs or not port.value:
+            raise self.fail(f"`{port.name}` counts `{port.count}`", "it is no output with a value")
+        count = next((count for count in self.method.counts if count.name == port.count), None)
+        if count is None:
+            raise self.fail(f"`{port.name}` counts `{port.count}`", "there is no such count")
+        shape = self.values[port.value].shape
+        if port.axis >= len(shape):
+            raise self.fail(f"`{port.name}` counts along dimension {port.axis}")
+        extent = self.size(shape[port.axis], f"a dimension of `{port.value}`")
+        if count.upper > extent:
+            what = f"`{port.name}` counts up to {count.upper} along dimension {port.axis}, which has {extent}"
+            raise self.fail(what)
 
     def _count(self, count: Count) -> None:
         if count.value not in self.values:

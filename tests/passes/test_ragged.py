@@ -118,7 +118,15 @@ def test_a_number_made_of_such_a_size_is_refused() -> None:
         export_module(Function(larger), (X,), device="cpu")
 
 
-def test_a_mask_of_dynamic_size_is_refused() -> None:
-    rows = torch.export.Dim("rows", min=2, max=8)
-    with pytest.raises(UnsupportedOperatorError, match="dynamic"):
-        export_module(Function(reductions), (X,), dynamic_shapes=(({0: rows}),), device="cpu")
+@pytest.mark.parametrize("function", [experts, in_place])
+def test_masks_of_dynamic_size_equal_eager(function: Callable[..., Any]) -> None:
+    rows = torch.export.Dim("rows", min=2, max=6)
+    module = Function(function).eval()
+    result = export_module(module, (X,), dynamic_shapes=(({0: rows}),), device="cuda")
+    with loaded(result) as program:
+        for x in (X, -X[:2], X[3:], EMPTY[:4]):
+            with torch.no_grad():
+                expected = module(x)
+            expected = expected if isinstance(expected, tuple) else (expected,)
+            for got, want in zip(program.method("forward")(x.numpy()).values(), expected, strict=True):
+                np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -81,6 +82,35 @@ method forward(x = %x, go = %go) -> (y = %y)
   6  call fill(%after) -> (%y)
 """
 
+COUNTED = """\
+program sm_90
+method forward(x = %x) -> (places = %places_host counts u0 along 0, total = %total_host)
+  count u0 = %n_host in [0,128] from "aten.nonzero.default" line "model.py":14
+  @x INPUT cpu 4096 B align 64
+  @x_device TEMPORARY cuda:0 4096 B
+  @places TEMPORARY cuda:0 1024 B
+  @n TEMPORARY cuda:0 8 B
+  @total TEMPORARY cuda:0 4 B
+  @places_host OUTPUT cpu 1024 B align 64
+  @n_host OUTPUT cpu 8 B align 64
+  @total_host OUTPUT cpu 4 B align 64
+  %x: float32[1024] at @x
+  %x_device: float32[1024] at @x_device
+  %places: int64[128,1] at @places
+  %n: int64[] at @n
+  %total: float32[] at @total
+  %places_host: int64[128,1] at @places_host
+  %n_host: int64[] at @n_host
+  %total_host: float32[] at @total_host
+  0  copy h2d %x -> %x_device
+  1  call fill(%x_device) -> (%n)
+  2  copy d2h %n -> %n_host reason "size u0 is read on the host"
+  3  call fill(%x_device, %n) -> (%places)
+  4  copy d2h %places -> %places_host
+  5  call fill(%places) -> (%total)
+  6  copy d2h %total -> %total_host
+"""
+
 STATE = """\
 program
 state $cache: uint8[4096] on cuda:0 4096 B
@@ -127,12 +157,45 @@ def spans(found: PlannedProgram, method: str = "forward") -> dict[str, tuple[int
     return {live.storage: (live.begin, live.end) for live in found.plan.method(method).live_ranges}
 
 
-@pytest.mark.parametrize("name", ["chain", "cond", "loop", "state"])
+TEXTS = {"chain": CHAIN, "cond": COND, "loop": LOOP, "state": STATE, "counted": COUNTED}
+
+
+@pytest.mark.parametrize("name", list(TEXTS))
 def test_plans_read_as_before(name: str, golden: Golden) -> None:
-    golden(
-        format_planned(planned({"chain": CHAIN, "cond": COND, "loop": LOOP, "state": STATE}[name])),
-        f"planner/{name}.txt",
-    )
+    found = format_planned(planned(TEXTS[name]))
+    golden(found, f"planner/{name}.txt")
+    assert format_planned(parse_planned(found)) == found
+
+
+def test_a_count_is_kept_to_the_end_of_the_call() -> None:
+    found = planned(COUNTED)
+    ranges = {live.storage: live for live in found.plan.methods[0].live_ranges}
+    assert (ranges["n_host"].begin, ranges["n_host"].end) == (2, 7)
+    assert ranges["n"].end == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("count u0 = %n_host", "count u0 = %n", "count `u0` is not on the host"),
+        ("%n_host: int64[]", "%n_host: float64[]", "count `u0` is no integer"),
+        ("in [0,128] from", "in [129,128] from", "count `u0` runs from 129 to 128"),
+        ("counts u0 along 0", "counts u0 along 2", "output `places` counts `u0` along dimension 2"),
+        ("counts u0 along 0", "counts u1 along 0", "output `places` counts `u1` along dimension 0"),
+    ],
+)
+def test_the_checker_refuses_a_count_that_is_none(old: str, new: str, why: str) -> None:
+    found = parse_planned(format_planned(planned(COUNTED)).replace(old, new))
+    with pytest.raises(PlanError, match=re.escape(why)):
+        check(found)
+
+
+def test_the_checker_refuses_a_count_that_is_overwritten() -> None:
+    text = format_planned(planned(COUNTED))
+    (line,) = [line for line in text.splitlines() if line.startswith("  @n_host")]
+    text = text.replace(line, line.replace("live [2,7)", "live [2,3)"))
+    with pytest.raises(PlanError):
+        check(parse_planned(text))
 
 
 def test_a_chain_takes_its_two_largest_neighbours_and_nothing_for_what_is_unused() -> None:

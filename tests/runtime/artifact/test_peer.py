@@ -180,6 +180,12 @@ def assert_agreement(peer: Peer, path: Path) -> None:
     for seen, told in zip(view["plans"], document["methods"], strict=True):
         for direction in ("inputs", "outputs"):
             tensors = [seen["values"][number] for number in seen[direction]]
+            if direction == "outputs":  # sizes that depend on data come behind them
+                counts = tensors[len(told[direction]) :]
+                assert [tensor["scalar_type"] for tensor in counts] == [DType.INT64.scalar_type] * len(
+                    told["counts"]
+                )
+                tensors = tensors[: len(told[direction])]
             for tensor, port in zip(tensors, told[direction], strict=True):
                 if "literal" in port:
                     assert tensor is None
@@ -390,3 +396,19 @@ def test_the_runtime_executes_a_program_with_buckets_by_the_plan_at_the_bound(
     assert_agreement(peer, path)
     (y,) = peer.run(path, {"x": x.numpy()})
     np.testing.assert_allclose(y, model(x).detach().numpy(), atol=1e-5)
+
+
+def test_the_reader_finds_a_size_that_depends_on_data_behind_results_at_their_bound(
+    peer: Peer, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    from devplan.passes.api import export
+
+    class Positive(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return (x > 0).nonzero() * 2
+
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(3))
+    path = export(Positive(), (x,), device="cpu").write(tmp_path / "m.pte")
+    assert_agreement(peer, path)
+    assert len(peer.view(path)["plans"][0]["outputs"]) == 2
