@@ -45,38 +45,23 @@ from devplan.passes.tape import KernelSpec, OwnLaunch
 LAYERS, POSITION, PLACES = 22, 1900, ("none", "before", "end")
 QKV, OUT, GATE, DOWN, HEAD_PRODUCT = SHAPES[:5]
 PRODUCTS = (QKV, OUT, GATE, DOWN, HEAD_PRODUCT)
-NARROW = (
-    (2, 1024, 4),
-    (2, 1024, 4, 2),
-    (2, 2048, 4),
-    (1, 2048, 4),
-    (4, 1024, 4),
-    (4, 1024, 4, 2),
-    (4, 2048, 8),
-)
-NARROW += ((2, 2048, 8),)
 TRIED = {
-    QKV: NARROW,
-    OUT: NARROW,
-    GATE: ((1, 2048, 4), (1, 1024, 4), (1, 1024, 4, 2), (2, 2048, 4), (2, 2048, 8), (2, 1024, 4, 2)),
-    DOWN: (
-        *((4, 2048, 4), (2, 1024, 4), (2, 1024, 4, 2), (2, 1024, 4, 3), (2, 1024, 4, 6), (1, 1024, 4, 6)),
-        *((1, 1024, 4, 3), (4, 1024, 4, 2), (2, 2048, 8), (2, 2048, 8, 2), (2, 2048, 8, 3), (1, 2048, 8, 3)),
-        *((4, 2048, 8), (1, 2048, 4, 3), (1, 2048, 4, 2)),
-    ),
-    HEAD_PRODUCT: ((2, 1024, 4), (2, 1024, 4, 2), (2, 2048, 4), (4, 1024, 4, 2), (4, 2048, 8)),
-}
-START = {
-    QKV: (2, 1024, 4),
-    OUT: (2, 2048, 4),
-    GATE: (1, 2048, 4),
-    DOWN: (4, 2048, 4),
-    HEAD_PRODUCT: (2, 1024, 4),
+    QKV: ((2, 1024, 4), (2, 2048, 4), (4, 1024, 4)),
+    OUT: ((2, 2048, 4), (2, 1024, 4), (4, 1024, 4, 2)),
+    GATE: ((1, 1024, 4), (1, 1024, 4, 2), (1, 2048, 4), (2, 1024, 4)),
+    DOWN: ((4, 2048, 4), (1, 1024, 4, 3), (2, 2048, 8, 2), (2, 2048, 4, 2), (4, 1024, 4, 3)),
+    HEAD_PRODUCT: ((2, 1024, 4), (4, 1024, 4, 2), (4, 2048, 8)),
 }
 EDGES = (
-    *((name, what) for what in ("self", "own") for name in ("gate", "down", "head", "out", "qkv")),
-    *(("out", "gate"), ("gate", "down"), ("down", "qkv"), ("qkv", "out"), ("qkv", "gate"), ("down", "cache")),
-    ("qkv", "cache"),
+    *(
+        ("out", "self"),
+        ("out", "gate"),
+        ("qkv", "out"),
+        ("qkv", "cache"),
+        ("down", "cache"),
+        ("gate", "down"),
+    ),
+    *(("down", "qkv"), ("down", "own"), ("qkv", "gate")),
 )
 """Who fetches what: ``own`` is its own weight some megabytes later, ``self`` what the program itself will read."""
 NAMES = {"qkv": QKV, "out": OUT, "gate": GATE, "down": DOWN, "head": HEAD_PRODUCT}
@@ -88,33 +73,25 @@ OFFSETS = (0.0, 4.0, 8.0)
 
 @dataclass(frozen=True)
 class Attention:
-    """How the part between two products is launched. ``kind``: three, two or one launches, the last early too."""
+    """How the part between two products is launched.
+
+    ``kind``: `three` launches as the exporter makes them; or `rotary`, `parts` and `join` where `+` separates
+    launches and `-` joins two in one. ``ahead``: whether the cache is fetched or loaded before the wait.
+    """
 
     kind: str
     keys: int = 32
     warps: int = 4
     heads: int = 8
+    ahead: str = ""
 
 
+_SIZES = ((32, 4, 8), (64, 4, 8), (64, 8, 8), (128, 4, 8), (128, 8, 8), (64, 4, 4), (128, 4, 4))
 ATTENTIONS = (
     Attention("three"),
-    *(
-        Attention(kind, keys, warps, heads)
-        for kind in ("two", "one", "one early")
-        for keys, warps, heads in (
-            *(
-                (64, 8, 8),
-                (128, 8, 8),
-                (128, 4, 4),
-                (128, 8, 4),
-                (128, 4, 2),
-                (128, 8, 2),
-                (256, 8, 4),
-                (256, 8, 2),
-            ),
-            *((256, 16, 2), (256, 8, 1), (512, 16, 1)),
-        )
-    ),
+    *(Attention("rotary+parts+join", *sizes, ahead) for ahead in ("", "fetch") for sizes in _SIZES),
+    *(Attention("rotary-parts+join", *sizes, ahead) for ahead in ("", "fetch", "load") for sizes in _SIZES),
+    *(Attention("rotary-parts-join", 256, 8, 4, ahead) for ahead in ("", "fetch", "load")),
     Attention("none"),
 )
 
@@ -143,11 +120,14 @@ def all_specs() -> dict[Any, KernelSpec]:
         for b, place in product((Blocks(*each) for each in tried), PLACES):
             specs[shape, b, place] = product_kernel(shape, b, place)
     for each in ATTENTIONS[1:-1]:
-        turns, early = each.kind != "two", each.kind == "one early"
-        specs[each] = attention(each.keys, each.warps, each.heads, turns, early)
-    pair = [s for s in split_attention.to_steps(attention_call(1)) if isinstance(s, OwnLaunch)]
-    for name, step in zip(("parts", "join"), pair, strict=True):
-        specs[name] = canonical(that_waits(canonical(step.kernel)))
+        turns, joins = "rotary-parts" in each.kind, "parts-join" in each.kind
+        specs[each] = attention(each.keys, each.warps, each.heads, turns, joins, each.ahead)
+    for keys in (32, 64, 128):
+        shape = split_attention.Shape(keys, 4 * KEYS // keys, 4 * KEYS // keys)
+        pair = [s for s in split_attention.to_steps(attention_call(1), shape) if isinstance(s, OwnLaunch)]
+        assert dict(pair[1].kernel.constants)["SPLITS"] == KEYS // keys
+        for name, step in zip(("parts", "join"), pair, strict=True):
+            specs[name, keys] = canonical(that_waits(canonical(step.kernel)))
     return specs
 
 
@@ -248,15 +228,16 @@ class Step:
             self.kernels[name].is_early = choice.is_early
             self.kernels[name](grid, [*(t.data_ptr() for t in tensors), *sizes])
 
-        if how.kind in ("three", "two"):
+        if "rotary-" not in how.kind:
             launch("rotary", (HEADS + 2 * KEY_HEADS, 1, 1), places)
         if how.kind == "three":
             parts = [self.query, keys, values, self.mask, self.sums, self.marks]
-            launch("parts", (64, KEY_HEADS, 1), parts, KEYS)
-            launch("join", (HEADS, 1, 1), [self.sums, self.marks, self.mixed], HEADS)
-            return
-        tensors = [*places, self.mask, self.sums, self.marks, self.arrived, self.mixed]
-        launch(how, (KEYS // how.keys, HEADS // how.heads, 1), tensors)
+            launch(("parts", how.keys), (KEYS // how.keys, KEY_HEADS, 1), parts, KEYS)
+        else:
+            tensors = [*places, self.mask, self.sums, self.marks, self.arrived, self.mixed]
+            launch(how, (KEYS // how.keys, HEADS // how.heads, 1), tensors)
+        if "-join" not in how.kind:
+            launch(("join", how.keys), (HEADS, 1, 1), [self.sums, self.marks, self.sums, self.mixed], HEADS)
 
     def expected(self) -> torch.Tensor:
         """The logits in float32."""
@@ -424,7 +405,7 @@ def search(step: Step, choice: Choice, seconds: float, show: Callable[[str, floa
 def first_table(step: Step, show: Callable[[str, float], None]) -> Choice:
     """What each choice is worth by itself; where to begin."""
     wanted = step.expected()
-    base = Choice(tuple((shape, Blocks(*START[shape])) for shape in PRODUCTS))
+    base = Choice(tuple((shape, Blocks(*TRIED[shape][0])) for shape in PRODUCTS))
     times: dict[Attention, float] = {}
     for each in ATTENTIONS:
         error = 0.0 if each.kind == "none" else step.error(replace(base, attention=each), wanted)
@@ -433,12 +414,6 @@ def first_table(step: Step, show: Callable[[str, float], None]) -> Choice:
     show("three, one launch after the other", timed(step, replace(base, is_early=False)))
     none = replace(base, attention=ATTENTIONS[-1])
     show("the same without attention", timed(step, replace(none, is_early=False)))
-    for edge in EDGES[:10]:
-        for far in DISTANCES[1:] if edge[1] == "own" else (1.0,):
-            show(f"without attention, {edge} {far}", timed(step, with_ahead(none, edge, far)))
-    for shape in PRODUCTS:
-        for b in TRIED[shape]:
-            show(f"without attention, {shape.name} {b}", timed(step, with_blocks(none, shape, Blocks(*b))))
     base = replace(base, attention=min(ATTENTIONS[:-1], key=times.__getitem__))
     began = time.monotonic()
     for _ in range(10):

@@ -102,7 +102,8 @@ ATTENTION = """\
 @triton.jit
 def attention_step(x, cosine, sine, position, query, keys, values, mask, sums, marks, arrived, output,
     GROUP: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr, KEYS: tl.constexpr,
-    D: tl.constexpr, H: tl.constexpr, G: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, TURNS: tl.constexpr):
+    D: tl.constexpr, H: tl.constexpr, G: tl.constexpr, SCALE: tl.constexpr, HEADS: tl.constexpr, TURNS: tl.constexpr,
+    JOINS: tl.constexpr):
     split = tl.program_id(0)
     pair = tl.program_id(1) * HEADS // GROUP
     first_head = tl.program_id(1) * HEADS
@@ -146,23 +147,32 @@ def attention_step(x, cosine, sine, position, query, keys, values, mask, sums, m
     tl.store(sums + row[:, None] * D + d[None, :], result, mask=in_rows[:, None])
     tl.store(marks + row * 2, biggest, mask=in_rows)
     tl.store(marks + row * 2 + 1, total, mask=in_rows)
-    tl.debug_barrier()
-    before = tl.atomic_add(arrived + tl.program_id(1), 1, sem="acq_rel")
-    if before == SPLITS - 1:
-        tl.store(arrived + tl.program_id(1), 0)
-        h = first_head + tl.arange(0, HEADS)
-        at_part = h[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]
-        highs = tl.load(marks + at_part * 2, cache_modifier=".cg")
-        totals = tl.load(marks + at_part * 2 + 1, cache_modifier=".cg")
-        part = tl.load(sums + at_part[:, :, None] * D + d[None, None, :], cache_modifier=".cg")
-        factor = tl.exp2(highs - tl.max(highs, 1)[:, None])
-        whole = tl.sum(totals * factor, 1)
-        joined = tl.sum(part * factor[:, :, None], 1) / whole[:, None]
-        tl.store(output + h[:, None] * D + d[None, :], joined.to(tl.float16))
+    if JOINS:
+        tl.debug_barrier()
+        before = tl.atomic_add(arrived + tl.program_id(1), 1, sem="acq_rel")
+        if before == SPLITS - 1:
+            tl.store(arrived + tl.program_id(1), 0)
+            h = first_head + tl.arange(0, HEADS)
+            at_part = h[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]
+            highs = tl.load(marks + at_part * 2, cache_modifier=".cg")
+            totals = tl.load(marks + at_part * 2 + 1, cache_modifier=".cg")
+            part = tl.load(sums + at_part[:, :, None] * D + d[None, None, :], cache_modifier=".cg")
+            factor = tl.exp2(highs - tl.max(highs, 1)[:, None])
+            whole = tl.sum(totals * factor, 1)
+            joined = tl.sum(part * factor[:, :, None], 1) / whole[:, None]
+            tl.store(output + h[:, None] * D + d[None, :], joined.to(tl.float16))
 """
-"""Parts of one block of keys, joined by the last program of the same HEADS query heads; TURNS takes the rotary embedding and the
-update of the cache along. One position is always allowed, so that no row is empty in all."""
+"""Parts of one block of keys. JOINS: the last program of the same HEADS query heads joins them; TURNS takes the rotary
+embedding and the update of the cache along. One position is always allowed, so that no row is empty in all."""
 
+_FETCHES = """\
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 t; .reg .b64 e; mov.u32 t, %tid.x; setp.eq.s32 p, t, 0;"
+        " @p cp.async.bulk.prefetch.L2.global [$1], $3; @p cp.async.bulk.prefetch.L2.global [$2], $3; mov.u32 $0, 0; }",
+        "=r,l,l,r", [(keys + split * BLOCK_N * D).to(tl.int64), (values + split * BLOCK_N * D).to(tl.int64),
+        BLOCK_N * D * 2], dtype=tl.int32, is_pure=False, pack=1,
+    )
+"""
 _LOADS = """\
     k = tl.load(keys + n[None, :] * D + d[:, None])
     v = tl.load(values + n[:, None] * D + d[None, :])
@@ -177,9 +187,11 @@ def rotary() -> KernelSpec:
     return _spec("rotary", without_hints(text), pointers, constants, 1)
 
 
-def attention(keys: int, warps: int, heads: int, turns: bool, early: bool) -> KernelSpec:
-    """Attention in one launch: ``keys`` of a program; ``heads`` query heads of a program; ``early`` reads of the cache."""
-    text = ATTENTION.format(ready=READY, early=_LOADS if early else "", late="" if early else "\n" + _LOADS)
+def attention(keys: int, warps: int, heads: int, turns: bool, joins: bool, ahead: str) -> KernelSpec:
+    """``keys`` and ``heads`` of a program; ``ahead``: the cache is loaded or fetched before the wait, or neither."""
+    before = {"": "", "load": _LOADS, "fetch": _FETCHES}[ahead]
+    after = "" if ahead == "load" else "\n" + _LOADS
+    text = ATTENTION.format(ready=READY, early=before, late=after)
     pointers = (
         *("x", "cosine", "sine", "position", "query", "keys", "values", "mask"),
         *("sums", "marks", "arrived", "output"),
@@ -187,7 +199,7 @@ def attention(keys: int, warps: int, heads: int, turns: bool, early: bool) -> Ke
     constants = (
         ("GROUP", GROUP), ("ROWS", 16), ("SPLITS", KEYS // keys), ("BLOCK_N", keys), ("KEYS", KEYS), ("D", HEAD),
         ("H", HEADS), ("G", KEY_HEADS), ("SCALE", HEAD**-0.5 * 1.4426950408889634), ("HEADS", heads),
-        ("TURNS", turns),
+        ("TURNS", turns), ("JOINS", joins),
     )  # fmt: skip
     return _spec("attention_step", without_hints(text), pointers, constants, warps)
 
