@@ -9,7 +9,7 @@ programs do, and only for small tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,15 +64,9 @@ def use_host_ends(
     Backends offer ``direct_read_nbytes`` and ``direct_write_nbytes``: up to how many bytes their kernels use
     pinned host memory at no loss.
     """
-    direct, users = Direct(dict(operands), dict(operands)), users_by_storage(method)
-    for index, copy in enumerate(method.instructions):
-        if not isinstance(copy, Copy) or copy.kind not in (CopyKind.H2D, CopyKind.D2H):
-            continue
-        ends = _Ends.of(copy)
-        backend = backends[operands[ends.device].device]
-        if _is_small(method, ends, operands, bindings, backend) and _are_few_launches(
-            method, users, ends, bindings
-        ):
+    direct = Direct(dict(operands), dict(operands))
+    try:
+        for index, ends in _savable(method, operands, bindings, backends):
             block, release = take(CPU, operands[ends.host].span_nbytes)
             direct.releases.append(release)
             direct.saved.add(index)
@@ -81,7 +75,29 @@ def use_host_ends(
                 direct.used.update(moved)
                 if end == ends.host:
                     direct.planned.update(moved)
+    except BaseException:
+        direct.close()
+        raise
     return direct
+
+
+def _savable(
+    method: Method,
+    operands: Mapping[str, Operand],
+    bindings: Mapping[str, int],
+    backends: Mapping[Device, Backend],
+) -> Iterator[tuple[int, _Ends]]:
+    """Copies, by index, that are small and whose bytes few launches use."""
+    users = users_by_storage(method)
+    for index, copy in enumerate(method.instructions):
+        if not isinstance(copy, Copy) or copy.kind not in (CopyKind.H2D, CopyKind.D2H):
+            continue
+        ends = _Ends.of(copy)
+        backend = backends[operands[ends.device].device]
+        if not _is_small(method, ends, operands, bindings, backend):
+            continue
+        if _are_few_launches(method, users, ends, bindings):
+            yield index, ends
 
 
 @dataclass(frozen=True)

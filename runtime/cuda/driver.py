@@ -112,7 +112,8 @@ class DeviceInfo:
 def device_info(cu: Any, ordinal: int) -> DeviceInfo:
     """Describe one GPU. Makes no context."""
     device = check(cu.cuDeviceGet(ordinal), f"find GPU {ordinal}")
-    name = _text(cu.cuDeviceGetName(128, device)).partition("\0")[0]
+    raw = bytes(check(cu.cuDeviceGetName(128, device), f"describe GPU {ordinal}"))
+    name = raw.decode(errors="replace").partition("\0")[0]
 
     def attribute(key: str) -> int:
         number = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{key}")

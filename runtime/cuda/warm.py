@@ -111,8 +111,8 @@ def _prepare_cublaslt(ordinal: int, dtype: DType) -> None:
         from .cublaslt_api import first_heuristic
         from .driver import bindings
 
-        bindings().cuCtxSetCurrent(context)
-        first_heuristic(path, dtype)
+        if not bindings().cuCtxSetCurrent(context)[0]:
+            first_heuristic(path, dtype)
 
 
 def _map_cudnn() -> None:

@@ -52,6 +52,8 @@ class FakeDriver:
         self.capability = capability
         self.calls: list[tuple[Any, ...]] = []
         self.fail: dict[str, CUresult] = {}
+        self.fail_at = 0
+        """The number of the call that fails, from 1 on."""
         self.memory: dict[int, np.ndarray[Any, Any]] = {}
         self.capturing = False
         self.breaks_in_capture = False
@@ -66,6 +68,8 @@ class FakeDriver:
 
         def call(*arguments: Any) -> tuple[Any, ...]:
             self.calls.append((name, *arguments))
+            if len(self.calls) == self.fail_at:
+                return (CUresult.CUDA_ERROR_INVALID_VALUE, None)
             if name in self.fail:
                 return (self.fail.pop(name), None)
             answer = getattr(self, f"_{name}", None)
@@ -136,6 +140,8 @@ class FakeDriver:
     def _cuMemFree(self, address: int) -> tuple[()]:
         del self.memory[address]
         return ()
+
+    _cuMemFreeHost = _cuMemFree
 
     def _copy(self, to: int, at: int, nbytes: int, stream: int) -> tuple[()]:
         if not self.capturing:

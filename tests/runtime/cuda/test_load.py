@@ -14,7 +14,7 @@ from devplan.runtime.artifact import write
 from devplan.runtime.cuda import backend as cuda_backend
 from devplan.runtime.cuda import warm
 from devplan.runtime.dtypes import DType
-from devplan.runtime.errors import DeviceError, ExecutionError, UsageError
+from devplan.runtime.errors import DeviceError, DevplanError, ExecutionError, UsageError
 from devplan.runtime.program import Device, Kernel, KernelCode, KernelParameter
 
 CUBIN = b"\x7fELF\x02".ljust(18, b"\0") + b"\xbe".ljust(46, b"\0")
@@ -126,6 +126,56 @@ def test_a_load_that_fails_gives_everything_back(artifact: Any, cu: Any, at: str
         load(artifact(), "cuda")
     assert error.value.code == 1
     assert cu.names().count("cuMemAlloc") - (at == "cuMemAlloc") == cu.names().count("cuMemFree")
+
+
+RELEASES = ("Free", "Destroy", "Release", "Unload", "PopCurrent")
+ASKED_IN_PASSING = ("cuGetErrorName", "cuGetErrorString", "cuStreamIsCapturing", "cuPointerGetAttribute")
+"""Failures of these mean something of their own."""
+TRIED_AGAIN = ("cuGraphLaunch", "cuStreamSynchronize")
+"""In the right context: a thread that calls for the first time has none."""
+
+
+def test_whichever_call_of_the_driver_fails_it_is_told_and_nothing_is_kept(
+    artifact: Any, cu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("begin_driver", "begin_context"):  # in the background, where a failure is tried again
+        monkeypatch.setattr(warm, name, lambda *given: None)
+    path, x, worked = artifact(), np.ones(4, np.float32), list[int]()
+
+    def session() -> str:
+        """Load, call twice, close; how it went."""
+        cu.calls.clear()
+        cu.memory.clear()
+        cu.capturing = False
+        try:
+            with load(path, "cuda") as program:
+                method = program.method()
+                method(x)
+                method(x)
+                worked.append(len(cu.calls))
+                return method.no_graph_reason or "whole"
+        except DevplanError as error:
+            return error.line()
+
+    assert session() == "whole"
+    names, told = cu.names(), dict[str, str]()
+    for number, name in enumerate(names[: worked[0]], 1):
+        cu.fail_at = number
+        how = session()
+        cu.fail_at = 0
+        if any(part in name for part in RELEASES) or name in (*ASKED_IN_PASSING, *TRIED_AGAIN):
+            continue
+        assert how != "whole", f"call {number}, {name}, failed unnoticed"
+        assert "CUDA_ERROR_INVALID_VALUE" in how, (name, how)
+        assert not cu.memory, f"call {number}, {name}: {how} {[c[0] for c in cu.calls][number - 4 :]}"
+        told[name] = how
+    for number in range(worked[0] + 1, len(names) + 1):  # while it closes: done or told, never a crash
+        cu.fail_at = number
+        assert session() == "whole" or "CUDA_ERROR_INVALID_VALUE" in session()
+    cu.fail_at = 0
+    assert len(told) > 15 and session() == "whole"
+    assert "the capture failed" in told["cuGraphInstantiate"]
+    assert "reserve" in told["cuMemAlloc"] and "launch kernel `double`" in told["cuLaunchKernel"]
 
 
 def test_a_failed_capture_leaves_a_program_that_runs_and_says_why(artifact: Any, cu: Any) -> None:
