@@ -18,10 +18,12 @@ import fcntl
 import json
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -33,11 +35,14 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT.parent)] if ROOT.name == "devplan" else []
 MODELS = ROOT / "configs" / "models"
 NAMED = (
-    "qwen3", "whisper", "dinov2_small", "gemma3", "whisper:turbo", "voxtral_mini_3b", "parakeet_tdt", "mimi",
-    "voxtral_mini_4b_realtime", "resnet18", "mobilenet_v2", "mobilenet_v3", "wav2letter", "emformer", "sdpa", "conv1d",
-    "linear", "add_mul", "sortformer", "moshi", "llama_stories260k", "llama_lora", "llama_decode", "qwen3_5_moe",
+    "whisper", "qwen3", "gemma3", "dinov2_small", "resnet18", "whisper:turbo", "voxtral_mini_3b", "mobilenet_v2",
+    "llama_decode", "parakeet_tdt", "moshi", "mimi", "voxtral_mini_4b_realtime", "wav2letter", "mobilenet_v3",
+    "sortformer", "emformer", "llama_lora", "llama_stories260k", "sdpa", "conv1d", "linear", "add_mul", "qwen3_5_moe",
 )  # fmt: skip
-CALLS, TIMED = 2, 20
+"""Those that tell most come first, and the longest exports early; what the time does not reach is said."""
+CALLS, TIMED, THREADS = 2, 20, 4
+EXPORTED = "exported"
+"""The line with which a model's process gives its turn to the next export."""
 
 
 def main() -> None:
@@ -48,10 +53,10 @@ def main() -> None:
         return
     names = options.only.split(",") if options.only else NAMED
     names = [name for name in names if (MODELS / f"{name.partition(':')[0]}.py").exists()]
-    end = time.monotonic() + options.limit
+    end, turns = time.monotonic() + options.limit, threading.Semaphore(options.jobs)
     failed = 0
-    with tempfile.NamedTemporaryFile() as lock, ThreadPoolExecutor(options.jobs) as pool:
-        jobs = [pool.submit(_in_process, name, options, lock.name, end) for name in names]
+    with tempfile.NamedTemporaryFile() as lock, ThreadPoolExecutor(len(names)) as pool:
+        jobs = [pool.submit(_in_process, name, options, lock.name, end, turns) for name in names]
         for job in as_completed(jobs):
             line, good = job.result()
             failed += not good
@@ -70,7 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--limit", type=float, default=540.0, help="seconds, after which nothing more is begun"
     )
-    parser.add_argument("--jobs", type=int, default=6)
+    parser.add_argument("--each", type=float, default=300.0, help="seconds for a model from its turn on")
+    parser.add_argument("--on-device", type=int, default=100, help="of them, seconds on the device")
+    parser.add_argument("--jobs", type=int, default=4, help="exports at a time")
+    parser.add_argument("--logs", default="", help="a folder for what failed models wrote")
     parser.add_argument("--save", default="", help="only export, into this folder, what is not there yet")
     parser.add_argument("--artifacts", default="", help="take the exports from this folder")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
@@ -78,22 +86,68 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _in_process(name: str, options: argparse.Namespace, lock: str, end: float) -> tuple[str, bool]:
-    left = end - time.monotonic()
-    if left < 5:
-        return f"{name:26} not begun: the time is over", False
+def _in_process(
+    name: str, options: argparse.Namespace, lock: str, end: float, turns: threading.Semaphore
+) -> tuple[str, bool]:
+    """One model's line, and whether it is good. ``turns`` is held until the model is exported."""
+    with contextlib.ExitStack() as turn, tempfile.TemporaryFile("w+") as errors:
+        turn.enter_context(turns)
+        left = min(end - time.monotonic(), options.each)
+        if left < 5:
+            return f"{name:26} not begun: the time is over", False
+        begin, lines = time.monotonic(), list[str]()
+        process = _started(name, options, lock, errors)
+        timer = threading.Timer(left, _end, [process])
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if line.strip() == EXPORTED:
+                turn.close()
+        code = process.wait()
+        timer.cancel()
+        if code == 0:
+            found = json.loads(lines[-1])
+            return _line(name, found), found["good"]
+        errors.seek(0)
+        return _failure(name, code, errors.read(), lines, time.monotonic() - begin, options), False
+
+
+def _started(name: str, options: argparse.Namespace, lock: str, errors: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-W", "ignore", __file__, "--one", name, "--lock", lock]
-    for key in ("dtype", "size", "device", "save", "artifacts"):
-        command += [f"--{key}", getattr(options, key)] if getattr(options, key) else []
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
-    except subprocess.TimeoutExpired:
-        return f"{name:26} stopped: the time is over", False
-    if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()]
-        return f"{name:26} failed: {(last or ['no message'])[-1][:300]}", False
-    found = json.loads(done.stdout.splitlines()[-1])
-    return _line(name, found), found["good"]
+    for key in ("dtype", "size", "device"):
+        command += [f"--{key}", getattr(options, key)]
+    command += ["--on-device", str(options.on_device)]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        start_new_session=True,
+        env=os.environ | threads,
+    )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process and those that compile for it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _failure(
+    name: str, code: int, text: str, lines: list[str], seconds: float, options: argparse.Namespace
+) -> str:
+    if options.logs:
+        Path(options.logs).mkdir(parents=True, exist_ok=True)
+        (Path(options.logs) / f"{name.replace(':', '-')}.txt").write_text(text)
+    where = "on the device" if f"{EXPORTED}\n" in lines else "before it was exported"
+    if code == -signal.SIGALRM:
+        return f"{name:26} stopped: {options.on_device} s on the device"
+    if code == -signal.SIGKILL:
+        return f"{name:26} stopped after {seconds:.0f} s, {where}"
+    last = [line for line in text.splitlines() if line.strip()]
+    return f"{name:26} failed {where}: {(last or [f'exit code {code}'])[-1][:300]}"
 
 
 def _line(name: str, found: dict[str, Any]) -> str:
@@ -127,6 +181,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     from devplan.passes.state_dict import constants_with
     from devplan.runtime.loading import load_planned
 
+    torch.set_num_threads(THREADS)
     dtype, path = getattr(torch, options.dtype), str(MODELS / f"{name}.py")
     place = torch.device("cuda" if options.device == "cuda" else "cpu")
 
@@ -148,7 +203,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.artifacts:
         result = _exported(file)
     else:
-        result = export(source, ExportOptions(architectures=architectures, weights="none"))
+        result = export(source, ExportOptions(architectures=architectures, weights="none", jobs=THREADS))
     found: dict[str, Any] = {"export_s": time.monotonic() - begin}
     if options.save:
         Exported(result, "none").write(file)
@@ -158,8 +213,9 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         }
     found["rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found |= _plan(result)
+    print(EXPORTED, flush=True)
     torch.backends.cudnn.allow_tf32 = False
-    with _alone(options.lock), torch.no_grad():
+    with _alone(options.lock, options.on_device), torch.no_grad():
         half, exact = build(dtype, place), build(torch.float32, place)
         weights: dict[str, Any] = {}
         for twin, method in zip(exact.methods, half.methods, strict=True):
@@ -202,12 +258,15 @@ def _architecture() -> str:
 
 
 @contextlib.contextmanager
-def _alone(lock: str) -> Iterator[None]:
-    """One process at a time on the device."""
+def _alone(lock: str, seconds: int) -> Iterator[None]:
+    """One process at a time on the device; the system ends it when its seconds are over, wherever it is then."""
     with Path(lock or os.devnull).open("r" if lock else "w") as file:
         if lock:
             fcntl.flock(file, fcntl.LOCK_EX)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
         yield
+        signal.alarm(0)
 
 
 def _plan(result: Any) -> dict[str, Any]:
