@@ -115,8 +115,8 @@ def _in_process(
 
 def _started(name: str, options: argparse.Namespace, lock: str, errors: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-W", "ignore", __file__, "--one", name, "--lock", lock]
-    for key in ("dtype", "size", "device"):
-        command += [f"--{key}", getattr(options, key)]
+    for key in ("dtype", "size", "device", "save", "artifacts"):
+        command += [f"--{key}", getattr(options, key)] if getattr(options, key) else []
     command += ["--on-device", str(options.on_device)]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
     return subprocess.Popen(
