@@ -253,8 +253,9 @@ def _memory(
 def _count_code(program: LoadedProgram) -> None:
     """Ask the driver at each kernel that is loaded: before the first call, which loads them."""
     for backend in program.backends.values():
-        if hasattr(backend, "counts_code"):
-            backend.counts_code = True  # type: ignore[attr-defined]
+        counting: Any = backend
+        if hasattr(counting, "counts_code"):
+            counting.counts_code = True
 
 
 def _code_nbytes(program: LoadedProgram) -> int | None:
