@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -57,9 +58,8 @@ def run_tuning(wanted: Wanted, output: Output) -> int:
         tuning, calls = tune(program, method)
         kernels: list[Finding] = []
         if wanted.kernels and (missing := _missing_compilers()):
-            output.say(
-                f"kernels are not measured: {' and '.join(missing)} compiles them and is not installed"
-            )
+            are = "is" if len(missing) == 1 else "are"
+            output.say(f"kernels are not measured: {' and '.join(missing)} {are} not installed")
         elif wanted.kernels:
             tuning, kernels = _with_kernels(tuning, program, method, wanted.jobs, output)
     tuning.save(path)
@@ -128,5 +128,15 @@ def _view(title: str, first: str, found: Sequence[tuple[Finding, str]]) -> Rende
     made = table(title, "what", "tried>", "chosen>", first, "best>")
     for finding, chosen in found:
         times = (microseconds(finding.first_seconds * 1e6), microseconds(finding.best_seconds * 1e6))
-        made.add_row(finding.key.partition(" aligned")[0], str(finding.candidates), chosen, *times)
+        made.add_row(_short(finding.key), str(finding.candidates), chosen, *times)
     return made
+
+
+_WIDEST = 40
+
+
+def _short(key: str) -> str:
+    """A key for a column of a table: what a person knows it by."""
+    head, _, last = key.partition(" aligned")[0].rpartition(" ")
+    text = head if re.fullmatch("[0-9a-f]{12}", last) else f"{head} {last}".strip()
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
