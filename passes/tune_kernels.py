@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..runtime.backend import Operand, Step
 from ..runtime.dtypes import DType
-from ..runtime.expr import Expr, evaluate
+from ..runtime.expr import Expr, Size, evaluate
 from ..runtime.program import Kernel, Launch, Ref
 from ..runtime.tune import CALLS_PER_RUN, RUNS, WORTH_IT, Finding, state_values
 from . import tiled_convolution, tiled_product
@@ -224,7 +224,7 @@ def _relaunched(launch: Launch, kernel: Kernel, spec: KernelSpec) -> Launch:
     if stem_of(kernel.name) not in TILED:
         return replace(launch, kernel=kernel.name)
     passed: Sequence[Any] = launch.arguments
-    given = dict(zip(spec.call_names, passed, strict=True)) | dict(kernel.constants)
-    sizes = {name: value for name, value in given.items() if not isinstance(value, str | Ref | float | None)}
+    given: dict[str, Any] = {**dict(zip(spec.call_names, passed, strict=True)), **dict(kernel.constants)}
+    sizes: dict[str, Size] = {name: value for name, value in given.items() if isinstance(value, int | Expr)}
     x, y, z = (substitute(text, sizes) for text in spec.grid)
     return replace(launch, kernel=kernel.name, grid=(x, y, z))

@@ -13,20 +13,24 @@ Index = int | slice | EllipsisType | None
 """What may stand between the brackets of a view."""
 
 
-def expanded(parts: tuple[Any, ...], rank: int) -> list[int | slice | None]:
+Part = int | slice | None
+
+
+def expanded(parts: tuple[Any, ...], rank: int) -> list[Part]:
     """An index with a part for each dimension; IndexError for what is none, or for too many."""
     named = sum(part is not None and part is not ... for part in parts)
     if named > rank:
         raise IndexError(f"{named} indices for {rank} dimensions")
     if sum(part is ... for part in parts) > 1:
         raise IndexError("an index has at most one `...`")
-    rest: list[int | slice | None] = [slice(None)] * (rank - named)
-    made: list[int | slice | None] = []
+    rest: list[Part] = [slice(None)] * (rank - named)
+    made: list[Part] = []
     for part in parts if any(part is ... for part in parts) else (*parts, ...):
+        plain: Any = part
         if part is ...:
             made += rest
         elif part is None or isinstance(part, slice):
-            made.append(part)
+            made.append(plain)
         else:
             try:
                 made.append(index_of(part))
@@ -45,4 +49,10 @@ def index_of(part: Any) -> int:
 def numbers(given: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
     """``(2, 3)`` of ``2, 3`` and of ``(2, 3)``."""
     first: Any = given[0] if len(given) == 1 else given
-    return tuple(first) if isinstance(first, list | tuple) else (first,)
+    numbers: Sequence[int] = first if is_sequence(first) else (first,)
+    return tuple(numbers)
+
+
+def is_sequence(value: Any) -> bool:
+    """A list or tuple."""
+    return isinstance(value, list | tuple)

@@ -15,7 +15,7 @@ from .dtypes import DType
 from .errors import UsageError
 from .foreign import TYPESTR, from_dlpack, from_interface, verify_ordinal
 from .host import Array, HostValue, contiguous_strides, host_value, numpy_dtype
-from .indexing import Index, expanded, numbers
+from .indexing import Index, expanded, is_sequence, numbers
 from .inputs import as_host_tensor
 from .program import Device
 from .tensor_backend import TensorBackend, backend_of
@@ -333,7 +333,4 @@ def _host_bits(value: object) -> tuple[Array, DType]:
     """A host tensor as raw bits and element type; UsageError for what no program has."""
     if isinstance(value, DeviceTensor):
         raise UsageError("this tensor is on a GPU already", hint="call `.clone()`")
-    if isinstance(value, list | tuple):
-        nested: Any = value
-        value = np.asarray(nested)
-    return as_host_tensor(value, "the tensor")
+    return as_host_tensor(np.asarray(value) if is_sequence(value) else value, "the tensor")
