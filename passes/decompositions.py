@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import more_decompositions as more
-from . import order, recurrent
+from . import order, pooling, recurrent
 from .attention import CAPPED, fused, in_four_dimensions, is_fusable
 from .quantized_embedding import on_ids
 from .quantized_linear import on_rows
@@ -128,6 +128,8 @@ def on_cuda() -> dict[Any, Callable[..., Any]]:
         aten.addmm.default: more.addmm,
         aten.baddbmm.default: more.addmm,
         aten.addbmm.default: more.addbmm,
+        aten.avg_pool2d.default: pooling.average(2),
+        aten.avg_pool3d.default: pooling.average(3),
         aten._adaptive_avg_pool3d.default: more.adaptive_avg_pool3d,
         aten._cdist_forward.default: more.cdist,
         aten._trilinear.default: more.trilinear,

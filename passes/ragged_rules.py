@@ -332,6 +332,17 @@ def _index_put(call: Call) -> Tensor:
     return made[:-1].reshape(x.shape)
 
 
+def _masked_scatter(call: Call) -> Tensor:
+    """Elements of the source in their order, of which no more are read than are real."""
+    x, mask, source = call.args
+    if isinstance(x, Ragged) or isinstance(mask, Ragged) or source.axis != -source.data.dim():
+        raise call.refuse()
+    broadcast: Any = torch.broadcast_tensors
+    x, mask = broadcast(x, mask)
+    place = mask.flatten().cumsum(0).reshape(x.shape) - 1
+    return torch.where(mask, source.data.flatten()[place.clamp(min=0)], x)
+
+
 def _index_add(call: Call) -> Tensor:
     x, dim, index, source = call.args
     if isinstance(x, Ragged) or not isinstance(index, Ragged) or not isinstance(source, Ragged):
@@ -416,6 +427,7 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "index": _index,
     "repeat_interleave": _repeat_interleave,
     "masked_select": _masked_select,
+    "masked_scatter": _masked_scatter,
     "index_put": _index_put,
     "index_add": _index_add,
     "unbind": _unbind,

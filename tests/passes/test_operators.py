@@ -185,6 +185,10 @@ CASES: dict[str, Case] = {
         (rand(1, 4, 9), rand(4, 3, 4)),
     ),
     "pools": (lambda x: (F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 2), F.lp_pool2d(x, 2.0, 2)), (IMAGE,)),
+    "average_pools_of_large_windows": (
+        lambda x: (F.avg_pool2d(x, 7, 2, 3), F.avg_pool2d(x, 200, ceil_mode=True), F.lp_pool2d(x, 2.0, 6, 1)),
+        (IMAGE,),
+    ),
     "adaptive_pools": (lambda x: (F.adaptive_avg_pool2d(x, 3), F.adaptive_max_pool2d(x, 4)), (IMAGE,)),
     "pools_1d_3d": (
         lambda x, v: (F.max_pool1d(x, 2), F.avg_pool3d(v, 2), F.max_pool3d(v, 2)),

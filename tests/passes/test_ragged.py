@@ -54,7 +54,9 @@ def in_place(layer: Any, x: Any) -> Any:
     made[mask] = x[mask] * 3
     put = torch.zeros_like(x).index_put(mask.nonzero().unbind(1), x[mask] + 1)
     twice = put.index_put((mask.any(1).nonzero()[:, 0],), layer(x[mask.any(1)]), accumulate=True)
-    return made, put, twice
+    rows = (x[:, 0] > 0).unsqueeze(1)
+    replaced = x.masked_scatter(rows, layer(x[rows[:, 0]])).masked_scatter(x > 1, x[x > 1] - 1)
+    return made, put, twice, replaced
 
 
 def counted(layer: Any, x: Any) -> Any:
