@@ -1,13 +1,14 @@
 """Average pools with large windows, one dimension after the other.
 
 Inductor leaves windows of more than 25 elements that overlap or leave gaps to a library that is not there.
-It reads the whole of a window that is larger than the tensor, ``AvgPool2d(1280, ceil_mode=True)`` as a mean say.
+It reads all of a window that is larger than the tensor, of ``AvgPool2d(1280, ceil_mode=True)`` say.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ SMALL_WINDOW = 25
 """Elements of a window that Inductor sums without a loop."""
 
 
-def average(dims: int) -> Callable[..., Tensor]:
+def average(dims: int) -> Callable[..., Any]:
     """``aten.avg_pool2d`` or ``aten.avg_pool3d``; NotImplemented for windows that Inductor does well."""
 
     def pool(
@@ -27,7 +28,7 @@ def average(dims: int) -> Callable[..., Tensor]:
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ) -> Tensor:
+    ) -> Any:
         kernel = _for_each(kernel_size, dims)
         steps = _for_each(stride or kernel, dims)
         pads = _for_each(padding, dims)

@@ -52,7 +52,7 @@ _SMALL: dict[str, Any] = {
 }
 """What configurations have in common under many names, at the size of a test."""
 
-_NEED_A_MASK = ("switch_transformers",)
+_NEED_A_MASK = ("longt5", "switch_transformers")
 """Models that make their mask of ones themselves, but not while they are traced."""
 
 _STEPS = 8
