@@ -23,7 +23,7 @@ from typing import Any
 
 from ..runtime.errors import DevplanError, PassError, UnsupportedOperatorError
 from ..runtime.program import Kernel, KernelCode, KernelParameter
-from .tape import READY, KernelSpec
+from .tape import READY, SETTLED, KernelSpec
 from .targets import TARGETS, lowest, target_of
 
 _HEADER = """\
@@ -37,7 +37,7 @@ from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
 _FIRST_THAT_WAITS = 90
 """The compute capability that has `griddepcontrol`."""
 
-_CACHE_VERSION = 3
+_CACHE_VERSION = 4
 """Raised when the same kernel would be compiled to other code."""
 
 
@@ -147,7 +147,8 @@ def compile_kernel(spec: KernelSpec, architecture: str, form: str) -> KernelCode
     from triton.compiler import ASTSource
 
     waits = form == "cubin" and target_of(architecture).capability >= _FIRST_THAT_WAITS
-    function = _import_function(that_waits(spec) if waits else spec)
+    settled = that_settles(spec) if form == "cubin" and target_of(architecture).capability == 90 else spec
+    function = _import_function(that_waits(settled) if waits else settled)
     constants: dict[str, Any] = dict(spec.constants)
     names: list[str] = list(function.arg_names)
     types = {**dict(spec.parameters), **dict.fromkeys(constants, "constexpr")}
@@ -207,6 +208,14 @@ def that_waits(spec: KernelSpec) -> KernelSpec:
     head = re.search(rf"^def {re.escape(spec.name)}\([^)]*\):$", spec.source, re.MULTILINE)
     assert head is not None, spec.name
     return replace(spec, source=f"{spec.source[: head.end()]}\n{calls}{spec.source[head.end() :]}")
+
+
+def that_settles(spec: KernelSpec) -> KernelSpec:
+    """The kernel with a wait for the tensor cores at its lines `tape.SETTLED`."""
+    wait = "wgmma.wait_group.sync.aligned 0; mov.b32 $0, $1;"
+    call = f'tl.inline_asm_elementwise("{wait}", "=r,r", [tl.program_id(0)], tl.int32, False, 1)'
+    indent = " " * (len(SETTLED) - len(SETTLED.lstrip()))
+    return replace(spec, source=spec.source.replace(SETTLED, indent + call))
 
 
 def _import_function(spec: KernelSpec) -> Any:

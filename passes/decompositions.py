@@ -12,6 +12,7 @@ from . import more_decompositions as more
 from . import order, pooling, recurrent
 from .attention import CAPPED, fused, in_four_dimensions, is_fusable
 from .quantized_embedding import on_ids
+from .quantized_experts import on_rows as experts_on_rows
 from .quantized_linear import on_rows
 
 aten = torch.ops.aten
@@ -108,6 +109,7 @@ def replacements() -> dict[Any, Callable[..., Any]]:
         aten.scaled_dot_product_attention.default: attention,
         torch.ops.devplan.quantized_linear.default: on_rows,
         torch.ops.devplan.quantized_embedding.default: on_ids,
+        torch.ops.devplan.quantized_experts.default: experts_on_rows,
         **host_replacements(),
         aten._grouped_mm.default: more.grouped_mm,
         **_of_other_libraries(more.grouped_on_cuda),

@@ -11,9 +11,6 @@ import torch
 
 from .own_operators import own_operator
 
-OPERATOR = "devplan.linear.default"
-"""x [M, K], weight [K, N], bias or None, and the name of an epilogue."""
-
 aten = torch.ops.aten
 
 

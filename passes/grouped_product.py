@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..runtime.dtypes import DType
+from ..runtime.expr import Size
 from .own_launch import own_launch
 from .own_operators import own_operator
 from .tape import ExternCall, OwnLaunch
@@ -45,26 +47,36 @@ def grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.
     return made
 
 
-_SOURCE = """\
-@triton.jit
-def grouped_product(x, weight, ends, output{runtime}{constants}):
-    tile = tl.program_id(0)
+ROWS_OF_A_TILE = """\
     g = tl.arange(0, BLOCK_G)
-    end = tl.load(ends + g, mask=g < GROUPS, other=0)
-    end = tl.where(g < GROUPS, end, ROWS).to(tl.int32)
-    begin = tl.load(ends + g - 1, mask=(g > 0) & (g <= GROUPS), other=0)
-    blocks = tl.where(g <= GROUPS, (end - begin + BLOCK_M - 1) // BLOCK_M, 0)
+    end = tl.load(ends + g, mask=g < MATRICES, other=0)
+    end = tl.where(g < MATRICES, end, ROWS).to(tl.int32)
+    begin = tl.load(ends + g - 1, mask=(g > 0) & (g <= MATRICES), other=0)
+    blocks = tl.where(g <= MATRICES, (end - begin + BLOCK_M - 1) // BLOCK_M, 0)
     upto = tl.cumsum(blocks, 0)
     is_mine = (upto - blocks <= tile) & (tile < upto)
     group = tl.sum(tl.where(is_mine, g, 0), 0)
     first = tl.sum(tl.where(is_mine, begin + (tile - upto + blocks) * BLOCK_M, 0), 0)
     stop = tl.sum(tl.where(is_mine, end, 0), 0)
     m = (first + tl.arange(0, BLOCK_M)).to(tl.int64)
+"""
+"""Text of a kernel: from a program's number ``tile`` to its ``group``, its rows ``m`` and their ``stop``.
+
+Group number MATRICES are the rows behind the last end."""
+
+_SOURCE = (
+    """\
+@triton.jit
+def grouped_product(x, weight, ends, output{runtime}{constants}):
+    tile = tl.program_id(0)
+"""
+    + ROWS_OF_A_TILE
+    + """\
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     is_row = m < stop
     is_column = n < COLUMNS
-    depth = tl.where(group < GROUPS, DEPTH, 0)
+    depth = tl.where(group < MATRICES, DEPTH, 0)
     weight += group.to(tl.int64) * weight_g
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, depth, BLOCK_K):
@@ -81,7 +93,14 @@ def grouped_product(x, weight, ends, output{runtime}{constants}):
     at = output + m[:, None] * output_m + n[None, :]
     tl.store(at, sums.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 """
-"""Group number GROUPS are the rows behind the last end: their sums stay zero."""
+)
+"""The sums of rows behind the last end stay zero."""
+
+
+def rows_of_a_block(rows: Size, groups: int, dtype: DType) -> int:
+    """Rows that a program takes: a power of two for twice an even share of them."""
+    each = rows // groups if isinstance(rows, int) else 64
+    return min(128 if dtype.itemsize == 2 else 64, max(16, 1 << max(each - 1, 1).bit_length()))
 
 
 def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
@@ -90,14 +109,13 @@ def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
     output = call.outs[0]
     groups, depth, columns = weight.sizes
     rows = x.sizes[0]
-    each = rows // groups if isinstance(rows, int) else 64
-    block_m = min(128 if x.dtype.itemsize == 2 else 64, max(16, 1 << max(each - 1, 1).bit_length()))
+    block_m = rows_of_a_block(rows, groups, x.dtype)
     constants: dict[str, Any] = {
         "BLOCK_M": block_m,
         "BLOCK_N": 64 if block_m < 128 else 128,
         "BLOCK_K": 64 if x.dtype.itemsize == 2 else 32,
         "BLOCK_G": 1 << int(groups).bit_length(),
-        "GROUPS": groups,
+        "MATRICES": groups,
     }
     sizes = {
         "ROWS": rows,
@@ -114,7 +132,7 @@ def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
         {"x": x, "weight": weight, "ends": ends, "output": output},
         sizes,
         constants,
-        ("-(ROWS // -BLOCK_M) + GROUPS + 1", "-(COLUMNS // -BLOCK_N)", "1"),
+        ("-(ROWS // -BLOCK_M) + MATRICES + 1", "-(COLUMNS // -BLOCK_N)", "1"),
         (output,),
         num_warps=8 if block_m == 128 else 4,
         num_stages=3 if x.dtype.itemsize == 2 else 2,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from .inductor.interfaces import pytree
 from .quantize_scheme import Selection
 from .quantized_weight import quantized
 from .torchao_weights import codes_of, is_torchao
 
 
 class RoundedWeights(TorchFunctionMode):
-    """While active, linear layers of a module read rounded weights, in floating point.
+    """While active, linear layers and experts of a module read rounded weights, in floating point.
 
     ``notes`` are those of the artifact's method: they say by what scheme weights were rounded and which were
     left. ``dtype`` is what weights were cast to before; None: nothing. Weights of torchao's are read as the
@@ -30,7 +32,13 @@ class RoundedWeights(TorchFunctionMode):
         self._names: dict[int, set[str]] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             self._names.setdefault(id(parameter), set()).add(name.removesuffix(".weight"))
-        self._rounded: dict[int, torch.Tensor] = {}
+        self._rounded: dict[tuple[int, bool], torch.Tensor] = {}
+        self._experts = {
+            id(parameter): (parameter, is_flipped)
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+            for pattern, is_flipped in (self._selection.experts.items() if self._selection else ())
+            if parameter.dim() == 3 and fnmatchcase(name.removesuffix(".weight"), pattern)
+        }
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -45,18 +53,27 @@ class RoundedWeights(TorchFunctionMode):
         if func is F.linear:
             given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
             return F.linear(given["input"], self._weight(given["weight"]), given.get("bias"))
+        if func is torch.addmm and len(args) == 3:
+            return func(*args[:2], self._weight(args[2], is_flipped=True), **kwargs)
+        if self._experts:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._expert, (args, kwargs))
         return func(*args, **kwargs)
 
-    def _weight(self, weight: torch.Tensor) -> torch.Tensor:
-        key = id(weight)
+    def _expert(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor itself, or what experts' matrices are rounded to."""
+        found = self._experts.get(id(tensor))
+        return tensor if found is None else self._weight(tensor, is_flipped=found[1])
+
+    def _weight(self, weight: torch.Tensor, *, is_flipped: bool = False) -> torch.Tensor:
+        key = (id(weight), is_flipped)
         if key not in self._rounded:
-            self._rounded[key] = self._round(weight)
+            self._rounded[key] = self._round(weight, is_flipped=is_flipped)
         return self._rounded[key]
 
     def _is_named(self, weight: torch.Tensor, names: Iterable[str]) -> bool:
         return not self._names.get(id(weight), set()).isdisjoint(names)
 
-    def _round(self, weight: torch.Tensor) -> torch.Tensor:
+    def _round(self, weight: torch.Tensor, *, is_flipped: bool) -> torch.Tensor:
         if is_torchao(weight):
             read = codes_of(weight, "weight")
             factor = getattr(weight, "act_pre_scale", None)
@@ -69,4 +86,7 @@ class RoundedWeights(TorchFunctionMode):
         if self._is_named(weight, self._selection.left):
             return weight
         scheme, cast = self._selection.scheme, weight.detach().to(self._dtype or weight.dtype)
-        return quantized(cast, scheme.bits, scheme.group).dequantized(weight.shape[1]).to(weight.dtype)
+        cast = cast.mT if is_flipped else cast
+        made = quantized(cast, scheme.bits, scheme.group).dequantized(cast.shape[-1])
+        made = made.reshape(cast.shape).to(weight.dtype)
+        return made.mT if is_flipped else made

@@ -5,7 +5,7 @@ from __future__ import annotations
 ROW = """\
 @triton.jit
 def quantized_row(x, words, scales, zeros, bias, norm, added, output, one{constants}):
-    r = tl.arange(0, ROWS)
+{select}    r = tl.arange(0, ROWS)
     n = tl.program_id(0) * BLOCK_N + r % BLOCK_N
     is_row = n < OUTPUTS
     n += r // BLOCK_N * OUTPUTS
@@ -74,7 +74,7 @@ def quantized_row(x, words, scales, zeros, bias, norm, added, output, one{consta
     m = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     if HAS_ADDED:
         result += tl.load(added + m, mask=m < OUTPUTS, other=0.0).to(tl.float32)
-    tl.store(output + m, result.to(output.dtype.element_ty), mask=m < OUTPUTS)
+{kept}    tl.store(output + m, result.to(output.dtype.element_ty), mask=m < OUTPUTS)
 """
 """One row of x: each program reads BLOCK_N rows of the weight once, from end to end, with the next words on
 their way while some are multiplied, and the first before x is there.
@@ -84,56 +84,6 @@ mask and or stay one instruction), it is what is left when 2**23 is taken away. 
 stand, so they come out times 2**shift, which x makes up for; all of that is exact. Where the result gates
 itself, a program has the same rows of both halves. A norm's factor is applied to the sums (`row_product`).
 """
-
-LOOP = """\
-@triton.jit
-def quantized_loop(x, words, scales, zeros, bias, output, rows{runtime}{constants}):
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    split = tl.program_id(2)
-    i = tl.arange(0, H)
-    is_row = m < rows
-    is_column = n < N
-    x += m.to(tl.int64)[None, :] * x_m
-    first = split * PART
-    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for chunk in range(first, tl.minimum(first + PART, CHUNKS)):
-        at = n[:, None] * (CHUNKS * H) + chunk * H + i[None, :]
-        packed = tl.load(words + at, mask=is_column[:, None], other=0)
-        upper = packed >> 16
-        for group in tl.static_range(32 // BITS // RUN):
-            which = n * GROUPS
-            if GROUP != 0:
-                which += (chunk * 128 + group * RUN * H) // GROUP
-                scale = tl.load(scales + which, mask=is_column, other=0.0).to(tl.float32)
-            if HAS_ZEROS:
-                zero = tl.load(zeros + which, mask=is_column, other=0.0).to(tl.float32)
-            for inner in tl.static_range(RUN):
-                position = group * RUN + inner
-                k = chunk * 128 + position * H + i
-                value = tl.load(x + k[:, None], mask=(k < K)[:, None] & is_row[None, :], other=0.0)
-                shift = BITS * position % 16
-                half = packed if BITS * position < 16 else upper
-                number = ((half & (((1 << BITS) - 1) << shift)) | 0x4B000000).to(tl.float32, bitcast=True)
-                weight = number - (8388608.0 + (1 << (BITS - 1 + shift)))
-                if GROUP != 0:
-                    weight *= (scale * (1.0 / (1 << shift)))[:, None]
-                elif shift != 0:
-                    weight *= 1.0 / (1 << shift)
-                if HAS_ZEROS:
-                    weight += zero[:, None]
-                sums = tl.dot(weight.to(x.dtype.element_ty), value, sums, input_precision="ieee")
-    if GROUP == 0:
-        sums *= tl.load(scales + n, mask=is_column, other=0.0).to(tl.float32)[:, None]
-    if HAS_BIAS:
-        sums += tl.load(bias + n, mask=is_column, other=0.0).to(tl.float32)[:, None]
-    output += (split * rows + m).to(tl.int64)[None, :] * N
-    tl.store(
-        output + n[:, None], sums.to(output.dtype.element_ty), mask=is_column[:, None] & is_row[None, :]
-    )
-"""
-"""Several rows of x in float32, which no tensor core takes: a product for each position of the words, so that
-few values are in registers at a time. As in `quantized_tile`, it is weight times x transposed."""
 
 JOIN = """\
 @triton.jit

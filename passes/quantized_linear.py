@@ -3,25 +3,25 @@
 The weight is read as it is packed (`quantized_weight`), so that a product of few rows moves a half or a
 quarter of the bytes. One row, which is decoding, is summed in float32 (`quantized_row`); more rows
 go through the tensor cores, with the weight dequantised in registers to the type of x. Where few rows would
-leave most of a GPU idle, the columns are split among programs, and a second kernel sums their parts.
+leave most of a GPU idle, the columns are split among programs, and a second kernel sums their parts. For
+hundreds of rows the weight is written out first (`quantized_matrix`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..runtime.dtypes import DType
 from ..runtime.expr import Size
-from . import quantized_row
-from .fuse_linears import OPERATOR as LINEAR
+from . import quantized_matrix, quantized_row
 from .own_operators import own_operator
-from .quantized_kernels import EXPAND, JOIN, LOOP
+from .quantized_kernels import JOIN
 from .quantized_launch import launch, weight_constants, weight_windows
-from .quantized_tile import tile_text
+from .quantized_tile import Arithmetic, Tile, tile_text
 from .quantized_weight import words_per_chunk
 from .tape import Allocate, ExternCall, OwnLaunch, Window
 
@@ -51,7 +51,13 @@ def on_rows(x: torch.Tensor, words: torch.Tensor, *rest: Any) -> torch.Tensor:
     """The operator on a matrix whose rows are dense: leading dimensions are one."""
     rows = x.reshape(-1, x.shape[-1])
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    made: torch.Tensor = torch.ops.devplan.quantized_linear(rows, words, *rest)
+    made: torch.Tensor
+    if quantized_matrix.is_better(rows, words.shape[0]):
+        scales, zeros, bias, bits, group = rest
+        weight = quantized_matrix.written_out(rows, words, scales, zeros, bits, group)
+        made = torch.nn.functional.linear(rows, weight, bias)
+    else:
+        made = torch.ops.devplan.quantized_linear(rows, words, *rest)
     return made.reshape(*x.shape[:-1], words.shape[0])
 
 
@@ -78,17 +84,18 @@ def to_steps(call: ExternCall) -> tuple[Allocate | OwnLaunch, ...]:
 
 
 def blocks_of(rows: Size, columns: int, row_words: int, dtype: DType, bits: int) -> Blocks:
-    """Tiles for M rows and N columns; an unknown M counts as many."""
+    """Tiles for M rows and N columns, as measured on an H200; an unknown M counts as some hundreds."""
     if dtype is DType.FLOAT32:  # no tensor cores: sums stay in registers, and few fit
         return Blocks(16, 32)
-    known = rows if isinstance(rows, int) else 64
-    if known > 32:
-        fills = isinstance(rows, int) and math.ceil(rows / 128) * math.ceil(columns / 128) >= _PROGRAMS // 3
-        return Blocks(128, 128, num_warps=8) if fills else Blocks(64, 64)
-    block = 16 if known <= 16 else 32
+    if not isinstance(rows, int):
+        return Blocks(128, 64)
+    if rows > 256 and math.ceil(rows / 256) * math.ceil(columns / 128) >= _PROGRAMS // 2:
+        return Blocks(256, 128, num_warps=8)
+    height = next((n for n in (16, 32, 64) if rows <= n), 128)
+    tiles = math.ceil(columns / 64) * math.ceil(rows / height)
     chunks = row_words // words_per_chunk(bits)
-    splits = max(1, min(_PROGRAMS // math.ceil(columns / 64), chunks // 2))
-    return Blocks(block, 64, math.ceil(chunks / math.ceil(chunks / splits)))
+    splits = max(1, min(_PROGRAMS // tiles, chunks // (2 if height <= 32 else 8)))
+    return Blocks(height, 64, math.ceil(chunks / math.ceil(chunks / splits)))
 
 
 def tile_steps(call: ExternCall, blocks: Blocks) -> tuple[Allocate | OwnLaunch, ...]:
@@ -101,7 +108,9 @@ def tile_steps(call: ExternCall, blocks: Blocks) -> tuple[Allocate | OwnLaunch, 
     options = (blocks.num_warps, blocks.num_stages)
     strides = {"x_m": x.strides[0]}
     windows = weight_windows(call.operands)
-    source = _tile_source(call, constants["RUN"], blocks.in_halves)
+    arithmetic = arithmetic_of(call.operands, in_halves=blocks.in_halves)
+    groups = constants["GROUP"] != 0
+    source = tile_text(Tile(call.operands[5], constants["RUN"], groups, constants["HAS_ZEROS"], arithmetic))
     if blocks.splits == 1:
         whole = windows | {"output": output}
         return (launch(source, whole, {"rows": rows}, strides, constants, grid, output, options),)
@@ -126,30 +135,10 @@ def tile_steps(call: ExternCall, blocks: Blocks) -> tuple[Allocate | OwnLaunch, 
     return parts, first, second
 
 
-def _tile_source(call: ExternCall, run: int, in_halves: bool) -> str:
-    """The kernel's text: in float32 there are no tensor cores to write for."""
-    x, _, scales, zeros, _, bits, group = call.operands[:7]
+def arithmetic_of(operands: tuple[Any, ...], *, in_halves: bool = True) -> Arithmetic:
+    """What weights are unpacked in, by the types of x and of the scales."""
+    x, scales, group = operands[0], operands[2], operands[6]
     if x.dtype is DType.FLOAT32:
-        return LOOP
+        return Arithmetic.LOOP
     is_half = x.dtype is DType.FLOAT16 and (not group or scales.dtype is DType.FLOAT16)
-    return tile_text(
-        bits, run, has_groups=group != 0, has_zeros=zeros is not None, in_halves=in_halves and is_half
-    )
-
-
-def expand_steps(call: ExternCall) -> tuple[Allocate | OwnLaunch | ExternCall, ...]:
-    """The product by a library, behind a kernel that writes the weight out in the type of x."""
-    x, words, _, _, bias = call.operands[:5]
-    output, (rows, columns) = call.outs[0], (words.sizes[0], x.sizes[1])
-    weight = Window(f"{output.buffer}_weight", x.dtype, (rows, columns), (columns, 1))
-    windows = weight_windows(call.operands)
-    read = {name: windows[name] for name in ("words", "scales", "zeros")} | {"output": weight}
-    constants = weight_constants(call.operands) | {"BLOCK_R": 64}
-    del constants["HAS_BIAS"]
-    grid = ("-(N * CHUNKS // -BLOCK_R)", "1", "1")
-    transposed = replace(weight, sizes=(columns, rows), strides=(1, columns))
-    return (
-        Allocate(weight, rows * columns * x.dtype.itemsize),
-        launch(EXPAND, read, {}, {}, constants, grid, weight, (4, 2)),
-        replace(call, operator=LINEAR, operands=(x, transposed, bias, "none")),
-    )
+    return Arithmetic.HALVES if in_halves and is_half else Arithmetic.SINGLES

@@ -20,7 +20,7 @@ from .tape import ExternCall, OwnLaunch
 
 OPERATOR = "devplan.quantized_row.default"
 
-_ONE = 0x4B000000
+ONE = 0x4B000000
 """2**23 as a float32: the mantissa's last bit is 1."""
 _PROGRAMS = 264
 """Two for each of the 132 multiprocessors of an H200."""
@@ -72,6 +72,23 @@ def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
     return row_steps(call, row_blocks_of(outputs, words.sizes[1], bits, is_gated))
 
 
+def row_text(
+    activated: str,
+    select: str = "",
+    kept: str = "",
+    *,
+    name: str = "quantized_row",
+    more: tuple[str, ...] = (),
+) -> str:
+    """The kernel's source. ``select`` are lines that come first, ``kept`` those before the result is stored,
+    ``more`` are parameters that these lines read; the constants read early are then found by what is not."""
+    text = ROW.replace("{activated}", activated).replace("{select}", select).replace("{kept}", kept)
+    if not more:
+        return text
+    text = text.replace("{ready}\n", "").replace("quantized_row(", f"{name}(")
+    return text.replace("output, one{constants}", f"output, {', '.join(more)}, one{{runtime}}{{constants}}")
+
+
 def row_steps(call: ExternCall, blocks: RowBlocks) -> tuple[OwnLaunch, ...]:
     """The same in given blocks."""
     norm, eps, added, activation, is_gated = call.operands[7:] or (None, 0.0, None, "none", False)
@@ -89,7 +106,7 @@ def row_steps(call: ExternCall, blocks: RowBlocks) -> tuple[OwnLaunch, ...]:
     del constants["N"]
     windows = weight_windows(call.operands)
     windows |= {"norm": norm or windows["scales"], "added": added or windows["scales"], "output": output}
-    source = ROW.replace("{activated}", ACTIVATIONS[str(activation)].format("result"))
+    source = row_text(ACTIVATIONS[str(activation)].format("result"))
     grid = ("-(OUTPUTS // -BLOCK_N)", "1", "1")
     options = (blocks.num_warps, 2)
-    return (launch(source, windows, {"one": _ONE}, {}, constants, grid, output, options),)
+    return (launch(source, windows, {"one": ONE}, {}, constants, grid, output, options),)

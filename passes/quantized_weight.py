@@ -77,7 +77,15 @@ def unpack(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
 
 
 def quantized(weight: torch.Tensor, bits: int, group: int) -> QuantizedWeight:
-    """Round a matrix [N, K]: symmetrically by row for 8 bits, by ``group`` columns with zeros for 4."""
+    """Round a matrix [N, K]: symmetrically by row for 8 bits, by ``group`` columns with zeros for 4.
+
+    Several matrices [E, N, K] lie one below the other; they are rounded one by one, to need little memory.
+    """
+    if weight.dim() == 3:
+        parts = [quantized(matrix, bits, group) for matrix in weight]
+        words, scales = (torch.cat([getattr(p, name) for p in parts]) for name in ("words", "scales"))
+        zeros = [p.zeros for p in parts if p.zeros is not None]
+        return QuantizedWeight(words, scales, torch.cat(zeros) if zeros else None, bits, group)
     return _int8(weight) if bits == 8 else _int4(weight, group)
 
 

@@ -33,6 +33,13 @@ class Window:
 READY = "    # what follows reads results of the launches before"
 """A line of a kernel's source up to which it reads constants only: the parameters of `read_early`."""
 
+SETTLED = "        # here the tensor cores have read their operands"
+"""A line at the end of a loop whose products take an operand from registers that the loop computes.
+
+On Hopper such products run while the code goes on. Triton leaves the last of an iteration in flight and its
+assembler gives the operand's registers to the next iteration before they are read, so that results were
+wrong now and then; the line becomes a wait there, and nothing elsewhere."""
+
 LaunchArgument = Window | Size | float
 """What a kernel written here is launched with."""
 

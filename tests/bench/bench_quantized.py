@@ -14,7 +14,7 @@ import argparse
 import ctypes
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from multiprocessing import get_context
 from typing import Any
@@ -25,7 +25,8 @@ from torch.nn import functional as F
 
 from devplan.passes.builder import substitute
 from devplan.passes.compile_kernels import canonical, compile_kernel
-from devplan.passes.quantized_linear import OPERATOR, Blocks, blocks_of, expand_steps, tile_steps
+from devplan.passes.quantized_linear import OPERATOR, Blocks, blocks_of, tile_steps
+from devplan.passes.quantized_matrix import to_steps as matrix_steps
 from devplan.passes.quantized_row import RowBlocks, row_blocks_of, row_steps
 from devplan.passes.quantized_weight import CHUNK, quantized, words_per_chunk
 from devplan.passes.tape import Allocate, ExternCall, KernelSpec, OwnLaunch, Window
@@ -107,7 +108,11 @@ def steps_of(job: Job) -> list[Allocate | OwnLaunch]:
     if isinstance(job.cut, RowBlocks):
         return list(row_steps(call, job.cut))
     if isinstance(job.cut, WrittenOut):
-        return [step for step in expand_steps(call) if not isinstance(step, ExternCall)]
+        x, words, scales, zeros, _, bits, group = call.operands
+        written = Window("written", x.dtype, job.shape, (job.shape[1], 1))
+        return list(
+            matrix_steps(replace(call, operands=(x, words, scales, zeros, bits, group), outs=(written,)))
+        )
     return list(tile_steps(call, job.cut))
 
 
@@ -139,7 +144,7 @@ class Data:
             return self.words[index % len(self.words)].data_ptr()
         zeros = self.weight.zeros
         held = {"x": self.x, "scales": self.weight.scales, "zeros": zeros, "output": self.output}
-        held["output_weight"] = self.written
+        held["written"] = self.written
         tensor = held.get(window.buffer, self.parts)
         assert tensor is not None
         return tensor.data_ptr()
@@ -180,7 +185,7 @@ class Launches:
                 function, *grid, *block, code.shared_nbytes, stream, ctypes.addressof(pointers), 0
             )
             assert not int(status), status
-        if any(isinstance(a, Window) and a.buffer == "output_weight" for a in self.steps[0].arguments):
+        if any(isinstance(a, Window) and a.buffer == "written" for a in self.steps[0].arguments):
             torch.mm(data.x, data.written.t(), out=data.output)
 
 

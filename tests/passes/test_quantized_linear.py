@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,20 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from devplan.passes import quantized_row
-from devplan.passes.builder import substitute
+from devplan.passes import quantized_matrix, quantized_row
 from devplan.passes.compile_kernels import canonical, compile_kernels, shared_limit
 from devplan.passes.quantized_linear import OPERATOR, Blocks, blocks_of, tile_steps, to_steps
 from devplan.passes.quantized_weight import QuantizedWeight, pack, quantized, unpack
-from devplan.passes.sizes import to_dtype
-from devplan.passes.tape import Allocate, ExternCall, OwnLaunch, Window
-from devplan.runtime.backend import Operand
+from devplan.passes.tape import Allocate, ExternCall, OwnLaunch
 from devplan.runtime.dtypes import DType
-from devplan.runtime.emulator import EmulatorBackend
-from devplan.runtime.program import Device, Kernel, KernelParameter, Launch, Ref
+from devplan.tests.support.steps import Emulated, window
 
 pytestmark = pytest.mark.torch
-CUDA = Device("cuda", 0)
 EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
 Steps = Sequence[Allocate | OwnLaunch]
 
@@ -53,11 +47,6 @@ class Case:
         return wide[:, : self.columns], quantized(weight.to(self.dtype), self.bits, self.group), bias
 
 
-def window(name: str, tensor: torch.Tensor) -> Window:
-    """The whole tensor."""
-    return Window(name, to_dtype(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()))
-
-
 def call_of(case: Case) -> tuple[ExternCall, dict[str, torch.Tensor]]:
     """The operator's call and what its windows hold."""
     x, weight, bias = case.tensors()
@@ -67,53 +56,6 @@ def call_of(case: Case) -> tuple[ExternCall, dict[str, torch.Tensor]]:
     call = ExternCall(OPERATOR, (*operands, weight.bits, weight.group), {}, (window("output", output),))
     held = {name: t for name, t in named.items() if t is not None}
     return call, {**held, "output": output}
-
-
-class Emulated:
-    """An emulated device that runs steps over named buffers."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self.backend = EmulatorBackend(CUDA)
-        self.operands: dict[str, Operand] = {}
-        for name, tensor in tensors.items():
-            whole = tensor if tensor.is_contiguous() else tensor._base
-            assert whole is not None
-            raw = whole.contiguous().reshape(-1).view(torch.uint8).numpy()
-            address = self.backend.allocate(raw.nbytes)
-            self.backend.upload(address, memoryview(raw.tobytes()))
-            self.operands[name] = Operand(
-                address, to_dtype(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()), CUDA
-            )
-
-    def run(self, steps: Steps) -> None:
-        """Allocate and launch in order."""
-        for step in steps:
-            if isinstance(step, Allocate):
-                sizes = tuple(int(str(n)) for n in step.window.sizes)
-                strides = tuple(int(str(n)) for n in step.window.strides)
-                address = self.backend.allocate(int(str(step.nbytes)))
-                self.operands[step.window.buffer] = Operand(address, step.window.dtype, sizes, strides, CUDA)
-            else:
-                self._launch(step)
-
-    def _launch(self, step: OwnLaunch) -> None:
-        spec = canonical(step.kernel)
-        kernel = Kernel(
-            spec.name, tuple(KernelParameter(*p) for p in spec.parameters), (), spec.source, spec.constants
-        )
-        self.backend.load([kernel])
-        named = dict(zip(spec.call_names, step.arguments, strict=True))
-        sizes: dict[str, Any] = {n: v for n, v in (*spec.constants, *named.items()) if isinstance(v, int)}
-        grid: Any = tuple(substitute(text, sizes) for text in spec.grid)
-        arguments = tuple(Ref(a.buffer) if isinstance(a, Window) else a for a in step.arguments)
-        names = tuple(a.name for a in arguments if isinstance(a, Ref))
-        self.backend.bind(Launch(spec.name, arguments, grid, names, names), self.operands, {})()
-
-    def output(self, like: torch.Tensor) -> torch.Tensor:
-        """What is in the output now."""
-        raw = bytearray(like.numel() * like.element_size())
-        self.backend.download(self.operands["output"].address, memoryview(raw))
-        return torch.frombuffer(raw, dtype=torch.uint8).view(like.dtype).reshape(like.shape)
 
 
 def in_halves(weight: QuantizedWeight, columns: int) -> torch.Tensor:
@@ -229,7 +171,8 @@ def test_few_rows_split_the_columns_so_that_every_program_has_some() -> None:
     assert (blocks.rows, blocks.splits) == (16, 4)
     chunks, part = 32, -(32 // -blocks.splits)
     assert (blocks.splits - 1) * part < chunks
-    assert blocks_of(512, 4096, 512, DType.FLOAT16, 4).rows == 128
+    assert blocks_of(128, 4096, 512, DType.FLOAT16, 4) == Blocks(128, 64, 4)
+    assert blocks_of(4096, 4096, 512, DType.FLOAT16, 4) == Blocks(256, 128, num_warps=8)
     assert blocks_of(4, 32, 16, DType.FLOAT16, 4).splits == 1
 
 
@@ -274,18 +217,42 @@ def test_rows_of_one_value(value: float, scheme: tuple[int, int]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("scheme", [(8, 0), (4, 128)])
-def test_the_kernels_compile_for_ampere_and_hopper(scheme: tuple[int, int]) -> None:
-    cases = [Case(rows, 512, 256, torch.bfloat16, *scheme) for rows in (1, 4, 40)]
+def test_the_kernels_compile_for_three_generations(scheme: tuple[int, int], dtype: torch.dtype) -> None:
+    cases = [Case(rows, 512, 256, dtype, *scheme) for rows in (1, 4, 40)]
     steps = [step for case in cases for step in to_steps(call_of(case)[0])]
     wide = blocks_of(4096, 4096, 512, DType.BFLOAT16, scheme[0])
-    assert (wide.rows, wide.columns) == (128, 128)
+    assert (wide.rows, wide.columns) == (256, 128)
     steps += tile_steps(call_of(cases[2])[0], wide)
     specs = [canonical(step.kernel) for step in steps if isinstance(step, OwnLaunch)]
-    kernels = compile_kernels(specs, ("sm_80", "sm_90"), jobs=1)
+    kernels = compile_kernels(specs, ("sm_80", "sm_90", "sm_100"), jobs=1)
     for kernel in kernels:
-        assert {c.architecture for c in kernel.codes if c.form == "cubin"} == {"sm_80", "sm_90"}
+        assert {c.architecture for c in kernel.codes if c.form == "cubin"} == {"sm_80", "sm_90", "sm_100"}
         assert all(c.shared_nbytes <= shared_limit(c.architecture, c.form) for c in kernel.codes)
+
+
+@pytest.mark.parametrize("scheme", [(8, 0), (4, 32), (4, 256)])
+@pytest.mark.parametrize(("outputs", "columns"), [(7, 300), (64, 256), (3, 8)])
+def test_a_weight_is_written_out(scheme: tuple[int, int], outputs: int, columns: int) -> None:
+    _, weight, _ = case = Case(2, columns, outputs, torch.float16, *scheme).tensors()
+    output = torch.full((outputs, columns), float("nan"), dtype=torch.float16)
+    named = {"x": case[0], "words": weight.words, "scales": weight.scales, "zeros": weight.zeros}
+    operands = [None if t is None else window(name, t) for name, t in named.items()]
+    operator = quantized_matrix.OPERATOR
+    call = ExternCall(operator, (*operands, weight.bits, weight.group), {}, (window("output", output),))
+    device = Emulated({**{name: t for name, t in named.items() if t is not None}, "output": output})
+    device.run(quantized_matrix.to_steps(call))
+    assert torch.equal(device.output(output), weight.dequantized(columns).half())
+
+
+def test_when_a_weight_is_written_out() -> None:
+    few, many, large = (
+        torch.empty(rows, 4096, dtype=torch.float16, device="meta") for rows in (256, 512, 512)
+    )
+    assert not quantized_matrix.is_better(few, 4096)
+    assert quantized_matrix.is_better(many, 4096)
+    assert not quantized_matrix.is_better(large, 128256)
 
 
 def test_strides_and_rows_that_are_known_late_are_parameters() -> None:
