@@ -24,6 +24,10 @@ Sizes = tuple[int, ...]
 """Of a method's symbols, in their order."""
 
 
+Quick = Callable[[Sequence[Any], bool], dict[str, Any]]
+"""A call: inputs in port order, and whether the outputs are borrowed; gives the outputs by name."""
+
+
 def storing(stores: Sequence[Store]) -> Callable[[Sequence[Any]], None]:
     """One function that stores all inputs. One and two are unrolled: `zip` would cost as much as they do."""
     if len(stores) == 1:
@@ -91,6 +95,8 @@ class Bound:
     """The outputs by name, as the caller's own or borrowed."""
     check: Callable[[], None] | None = None
     """Raises where a size that depends on data is not within its bounds; None where there is no such size."""
+    quick: Quick | None = None
+    """A call of it, once it is captured for life."""
     uses: int = 0
     not_captured_reason: str = "these shapes and addresses are new; they are captured when they come again"
 
@@ -101,6 +107,7 @@ class Bound:
 
     def retire(self) -> CopyTally:
         """Give back what a failed call left; the copies executed so far."""
+        self.quick = None
         for output in self.moving:
             output.drop()
         self.direct.close()

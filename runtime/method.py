@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from .binding import CopyTally
@@ -12,6 +13,13 @@ from .errors import ExecutionError
 from .inputs import arrange
 from .program import Method
 from .session import Session, busy
+
+
+def in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[Any]]:
+    """A function that gives the values of these names, in their order."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda named: [named[name] for name in names]
 
 
 class LoadedMethod:
@@ -32,6 +40,7 @@ class LoadedMethod:
         self._caller, self._session, self._program = caller, session, program
         self._names = [port.name for port in self.description.inputs]
         self._arity = len(self._names)
+        self._in_order = in_order(self._names)
 
     @property
     def name(self) -> str:
@@ -85,7 +94,7 @@ class LoadedMethod:
             if session.blocked:
                 raise ExecutionError(f"method `{self.name}` cannot run", why=session.blocked)
             session.generation += 1
-            return caller.call(args, borrow)
+            return (caller.quick or caller.call)(args, borrow)
         except BaseException as error:
             if not caller.is_running:
                 raise
@@ -99,7 +108,7 @@ class LoadedMethod:
     def _arranged(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         if not inputs and len(named) == self._arity:  # the usual call; `arrange` explains any other
             try:
-                return [named[name] for name in self._names]
+                return self._in_order(named)
             except KeyError:
                 pass
         return arrange(self.description, inputs, named)
