@@ -153,7 +153,8 @@ class _Padding:
         elif name == "aten.sym_size.int" and reads and _is_number(node):
             self._stands_for(node, self.known[reads[0]].count)
         elif name == "<built-in function getitem>" and reads:
-            self._stands_for(node, self.known[reads[0]][node.args[1]])
+            part = self.known[reads[0]][node.args[1]]
+            self._stands_for(node, part) if isinstance(part, Ragged) else self._take_over(node, part)
         elif node.meta.get("val") is None or not tensors(node):
             if reads:
                 self._stands_for(node, None)  # comparisons of sizes, for the assertions
@@ -217,6 +218,8 @@ class _Padding:
         kind = shape[-1]
         if isinstance(kind, Ragged):
             self._keep_ragged(node, replace(kind, data=made[0], count=made[1]))
+        elif isinstance(kind, list | tuple) and not isinstance(next(iter(kind), None), Ragged):
+            self._stands_for(node, made)  # several results of known sizes
         elif isinstance(kind, list | tuple):
             kinds: list[Ragged] = list(kind)  # pyright: ignore
             pairs = zip(kinds, made[::2], made[1::2], strict=True)

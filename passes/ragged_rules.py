@@ -168,7 +168,10 @@ class Call:
         """The operator on the padded data."""
 
         def data(value: Any) -> Any:
-            return value.data if isinstance(value, Ragged) else value
+            if not isinstance(value, Ragged):
+                return value
+            is_place = self.name in _BY_PLACE and value.data.dtype in (torch.int64, torch.int32)
+            return value.filled(0) if is_place else value.data
 
         args, kwargs = pytree.tree_map(data, (list(self.args), self.kwargs))
         return self.target(*args, **kwargs)
@@ -186,6 +189,9 @@ _BY_ROW = {
     "stack", "cat",
 }  # fmt: skip
 """Operators that may keep rows apart; `_as_it_is` checks that they do."""
+
+_BY_PLACE = {"index", "index_select", "embedding"}
+"""Operators that read where integers say; what is behind the count might lead out of the tensor."""
 
 _MIXES = {
     "softmax", "log_softmax", "_softmax", "_log_softmax", "select", "slice", "layer_norm", "rms_norm",
@@ -252,9 +258,7 @@ def _names_axis(call: Call, each: Ragged) -> bool:
 def _nonzero(call: Call) -> Any:
     """Indices [elements of the mask, dimensions]; those behind the count are of element 0."""
     mask = call.args[0]
-    if isinstance(mask, Ragged):
-        raise call.refuse()
-    return _found(mask, call.bound())
+    return _found(mask.filled(False) if isinstance(mask, Ragged) else mask, call.bound())
 
 
 def _found(mask: Tensor, bound: Any) -> Ragged:
@@ -295,11 +299,29 @@ def _columns(indices: Sequence[Any], bound: Any) -> tuple[list[Any], Any]:
 def _index(call: Call) -> Any:
     """Rows by mask or by indices."""
     x, indices = call.args
+    if isinstance(x, Ragged):
+        return _index_ragged(call, x, indices)
     is_exact = not ragged_axes(tensors(call.node)[0])
-    if isinstance(x, Ragged) or (is_exact and indices[0] is None):
+    if is_exact and indices[0] is None:
         raise call.refuse()
     columns, _ = _columns(indices, call.bound())
     return _as_it_is(replace(call, args=(x, columns)))
+
+
+def _index_ragged(call: Call, x: Ragged, indices: Sequence[Any]) -> Any:
+    """Rows of what has a size that depends on data: by a mask as long, or by places in it."""
+    index = indices[0]
+    if x.axis != -x.data.dim() or len(indices) != 1 or index is None:
+        raise call.refuse()
+    given = index.data if isinstance(index, Ragged) else index
+    if given.dtype == torch.bool:
+        if given.dim() != 1 or not isinstance(index, Ragged):
+            raise call.refuse()
+        found = _found(index.filled(False), call.bound())
+        return replace(found, data=x.data[found.data[:, 0]], axis=x.axis)
+    places = index.filled(0) if isinstance(index, Ragged) else index
+    made = x.data[torch.where(places < 0, places + x.count, places)]
+    return replace(index, data=made, axis=index.axis + x.axis + 1) if isinstance(index, Ragged) else made
 
 
 def _masked_select(call: Call) -> Any:
@@ -415,6 +437,17 @@ def _of_size(call: Call) -> Any:
     return _as_it_is(call) if count is None else by_size(call, count)
 
 
+def _order(call: Call) -> Any:
+    from . import ragged_order
+
+    rules: dict[str, Callable[[Call], Any]] = {
+        "sort": ragged_order.sort,
+        "argsort": ragged_order.argsort,
+        "topk": ragged_order.topk,
+    }
+    return rules[call.name](call)
+
+
 def _repeat_interleave(call: Call) -> Any:
     from .ragged_sizes import repeat_interleave
 
@@ -431,6 +464,9 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "index_put": _index_put,
     "index_add": _index_add,
     "unbind": _unbind,
+    "sort": _order,
+    "argsort": _order,
+    "topk": _order,
     "softmax": _softmax,
     "_softmax": _softmax,
     "log_softmax": _softmax,
