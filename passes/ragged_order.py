@@ -29,7 +29,7 @@ def argsort(call: Call) -> Ragged:
 
 
 def topk(call: Call) -> list[Any]:
-    """The k largest or smallest, of which torch asserts that there are so many: the front of what is sorted."""
+    """The k largest or smallest, the front of what is sorted; torch asserts that there are so many."""
     x, k, *rest = call.args
     dim, largest = (rest[0] if rest else -1), (rest[1] if len(rest) > 1 else True)
     if not isinstance(x, Ragged) or not isinstance(k, int):
@@ -46,7 +46,7 @@ def _asked(call: Call) -> tuple[Ragged, int, bool]:
     names = [argument.name for argument in call.target._schema.arguments]
     given = {**call.kwargs, **dict(zip(names, call.args, strict=False))}
     x = given["self"]
-    if not isinstance(x, Ragged) or given.get("dim") is None and "dim" in given:
+    if not isinstance(x, Ragged) or ("dim" in given and given["dim"] is None):
         raise call.refuse()
     rank = x.data.dim()
     return x, int(given.get("dim", -1)) % rank - rank, bool(given.get("descending", False))
@@ -54,10 +54,9 @@ def _asked(call: Call) -> tuple[Ragged, int, bool]:
 
 def _sorted(x: Ragged, descending: bool) -> tuple[Tensor, Tensor]:
     """Stable, so that what is real comes before what is filled in and equal to it. NaN is the largest."""
-    made: Any = aten.sort.stable(
-        x.filled(_last(x.data, descending)), stable=True, dim=x.axis, descending=descending
-    )
-    return made
+    filled = x.filled(_last(x.data, descending))
+    values, places = aten.sort.stable(filled, stable=True, dim=x.axis, descending=descending)
+    return values, places
 
 
 def _last(x: Tensor, descending: bool) -> float | bool:
@@ -67,4 +66,3 @@ def _last(x: Tensor, descending: bool) -> float | bool:
         return float("-inf") if descending else float("nan")
     limits = torch.iinfo(x.dtype)
     return int(limits.min if descending else limits.max)
-

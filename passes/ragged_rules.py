@@ -225,11 +225,10 @@ def _as_it_is(call: Call) -> Any:
 
 
 def _of_one_symbol(node: torch.fx.Node) -> bool:
-    """Whether all sizes that depend on data are one and the same, and no multiple of it."""
+    """Whether all sizes that depend on data are one and the same, and not one of them a multiple."""
     values = [value for n in (node, *node.all_input_nodes) for value in tensors(n)]
     extents: list[Any] = [value.shape[axis] for value in values for axis in ragged_axes(value)]
-    found = {extent.node.expr for extent in extents}
-    return len(found) <= 1 and all(expression.is_symbol for expression in found)
+    return len({extent.node.expr for extent in extents}) <= 1
 
 
 def _sized(call: Call, extent: Any) -> Any:
@@ -431,10 +430,12 @@ _OF_SIZES = {"zeros", "ones", "full", "empty", "expand", "arange", "slice"}
 
 def _of_size(call: Call) -> Any:
     """An operator that is told a size, at the bound where that depends on data."""
-    from .ragged_sizes import by_size, count_of
+    from .ragged_sizes import by_size, count_of, cut
 
-    count = count_of(call)
-    return _as_it_is(call) if count is None else by_size(call, count)
+    if (count := count_of(call)) is not None:
+        return by_size(call, count)
+    is_cut = call.name == "slice" and isinstance(call.args[0], Ragged) and _names_axis(call, call.args[0])
+    return cut(call) if is_cut else _as_it_is(call)
 
 
 def _order(call: Call) -> Any:

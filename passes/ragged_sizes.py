@@ -89,3 +89,30 @@ def _repeated(call: Call, repeats: Any) -> tuple[Tensor, Tensor]:
     places = torch.arange(bounded(call.node), device=repeats.device)
     found = torch.searchsorted(ends, places, right=True).clamp(max=repeats.size(0) - 1)
     return found, ends[-1]
+
+
+def cut(call: Call) -> Ragged:
+    """A slice along a size that depends on data, from and to constants: ``x[:k]``, ``x[1:]``, ``x[-k:]``."""
+    x, *rest = call.args
+    start, end, step = (rest[i] if len(rest) > i else None for i in (1, 2, 3))
+    extent: Any = x.data.size(x.axis)
+    if step not in (None, 1) or not isinstance(extent, int):
+        raise call.refuse()
+    begin, stop = start or 0, extent if end is None else end
+    if not (isinstance(begin, int) and isinstance(stop, int)):
+        raise call.refuse()
+    first, last = _place(x.count, begin), _place(x.count, stop)
+    count = (last - first).clamp(min=0)
+    if begin >= 0:
+        room = max(min(stop if stop >= 0 else extent + stop, extent) - begin, 0)
+        data = x.data.narrow(x.axis, min(begin, extent), room)
+    else:
+        room = max(min(-begin, extent) + min(stop, 0), 0)
+        rows = first + torch.arange(room, device=x.data.device)
+        data = x.data.index_select(x.axis + x.data.dim(), rows.clamp(max=max(extent - 1, 0)))
+    return Ragged(data, count, x.axis, room)
+
+
+def _place(count: Tensor, at: int) -> Tensor:
+    """Where a slice begins or ends among ``count`` elements."""
+    return count.clamp(max=at) if at >= 0 else (count + at).clamp(min=0)

@@ -275,6 +275,55 @@ def test_repeats_by_data(device: str) -> None:
             call(program, X, np.array([13, 0, 0, 0, 0, 0]))
 
 
+def ordered(x: Any) -> Any:
+    chosen, rows = x[x > 0], x[x[:, 0] > 0]
+    return (
+        *chosen.sort(descending=True), chosen.sort()[0], torch.where(chosen < 9, chosen * 10, 9).to(torch.int32).sort(descending=True)[0],
+        (chosen > 1).sort()[0], *rows.sort(0), *rows.sort(1), rows[rows[:, 1].argsort()], *rows.topk(2, dim=1),
+    )  # fmt: skip
+
+
+def best(x: Any) -> Any:
+    """A detector's end: those above a threshold, the best of them, and what belongs to them."""
+    scores, kept = x[:, 0].abs(), torch.where(x[:, 0].abs() > 0.1)[0]
+    value, place = scores[kept].topk(2)
+    again = kept[scores[kept].argsort(descending=True)][:3]
+    return value, kept[place], x[kept][place], x[again], x[kept][x[kept][:, 1] > 0], x[kept - 6].sum(0)
+
+
+def cuts(x: Any) -> Any:
+    rows = x[x[:, 0] > 0]
+    return (
+        rows[:3], rows[1:], rows[:-1], rows[-2:], rows[1:-1], rows[-3:-1] * 2, rows[:0], rows[2:9],
+        rows.sort(0, descending=True)[0][:2].sum(0), (x > 0).nonzero()[:5],
+    )  # fmt: skip
+
+
+SPECIAL = torch.where(X > 1, float("nan"), torch.where(X > 0.5, float("inf"), X))
+
+
+@pytest.mark.parametrize("function", [ordered, best, cuts])
+def test_order_and_parts_of_what_was_found_equal_eager(function: Callable[..., Any]) -> None:
+    with loaded(export_module(Function(function), (X,), device="cuda"), "emulator", poison=True) as program:
+        for x in (X, -X, X.abs() + 1, -X.abs() - 1, SPECIAL, X[[5, 0, 1, 1, 2, 4]]):
+            for got, want in zip(call(program, x).values(), function(x), strict=True):
+                assert got.shape == want.shape
+                np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_more_of_the_best_than_there_are_fails_as_eager_does() -> None:
+    def three(x: Any) -> Any:
+        return x[x > 0].topk(3)[0]
+
+    with loaded(export_module(Function(three), (X,), device="cuda"), "emulator") as program:
+        two = torch.full((6, 4), -1.0)
+        two[0, :2] = 1
+        with pytest.raises(RuntimeError):
+            three(two)
+        with pytest.raises(ExecutionError, match="is 2, the model needs at least 3"):
+            call(program, two)
+
+
 def test_a_size_without_a_bound_is_refused_with_the_way_to_declare_one() -> None:
     def function(x: Any, repeats: Any) -> Any:
         return x.repeat_interleave(repeats, 0)
