@@ -13,6 +13,7 @@ import torch
 from ..runtime.errors import PassError
 from ..runtime.program import CPU, Copy, CopyKind, Count, Device, Method, Port, Region, Role, Value
 from .builder import MethodBuilder, contiguous_strides, is_dense, product, scaled
+from .cached_attention import fuse_cached_attention
 from .contents import Contents, channels_last, dense_strides
 from .control_flow import all_nodes
 from .decompositions import host_replacements, replacements
@@ -242,6 +243,7 @@ class _MethodLowering:
         graph, inputs = self._extract(nodes, wanted, updates, torch.device("cuda", 0))
         shape_env = next((t.fake_mode.shape_env for t in graph.examples if hasattr(t, "fake_mode")), None)
         with inductor.described_target(self._how.target):
+            fuse_cached_attention(graph.module)
             fuse_row_products(graph.module)
             fuse_linears(graph.module)
             fuse_convolutions(graph.module, lambda name: self._store_channels_last(name, graph))

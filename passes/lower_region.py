@@ -21,6 +21,7 @@ from ..runtime.program import (
 )
 from . import (
     attention,
+    cached_attention,
     depthwise,
     embedding_bag,
     grouped_product,
@@ -43,6 +44,7 @@ from .targets import Target
 
 _OWN_KERNELS: dict[str, Callable[[ExternCall], Sequence[Allocate | OwnLaunch]]] = {
     attention.OPERATOR: split_attention.to_steps,
+    cached_attention.OPERATOR: split_attention.to_cached_steps,
     depthwise.OPERATOR: depthwise.to_steps,
     embedding_bag.OPERATOR: embedding_bag.to_steps,
     grouped_product.OPERATOR: grouped_product.to_steps,
@@ -230,8 +232,9 @@ class TapeLowering:
         blocks = {k: v for k, v in spec.constants if isinstance(v, int)}
         x, y, z = (substitute(text, {**blocks, **sizes}) for text in spec.grid)
         names = [a.name for a in named if isinstance(a, Ref)]
-        # What is named twice is read before it is written.
-        reads = dict.fromkeys(name for name in names if name not in writes or names.count(name) > 1)
+        updated = {self._value(w) for w in step.updates}
+        updated |= {name for name in names if names.count(name) > 1}  # named twice: read before it is written
+        reads = dict.fromkeys(name for name in names if name not in writes or name in updated)
         self._builder.instructions.append(
             Launch(spec.name, tuple(named), (x, y, z), tuple(reads), writes, self._region, origin)
         )

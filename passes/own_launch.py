@@ -29,6 +29,7 @@ def own_launch(
     grid: tuple[str, str, str],
     writes: Sequence[Window],
     *,
+    updates: Sequence[Window] = (),
     counts: Mapping[str, Size] | None = None,
     types: Mapping[str, str] | None = None,
     read_early: tuple[str, ...] = (),
@@ -70,4 +71,6 @@ def own_launch(
         call_names=tuple(name for name, _ in parameters),
         read_early=read_early if READY in text else (),
     )
-    return OwnLaunch(spec, (*windows.values(), *counts.values(), *runtime.values()), tuple(writes))
+    return OwnLaunch(
+        spec, (*windows.values(), *counts.values(), *runtime.values()), tuple(writes), tuple(updates)
+    )

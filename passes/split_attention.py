@@ -9,7 +9,7 @@ second kernel joins the partial results.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..runtime.dtypes import DType
@@ -18,7 +18,7 @@ from .own_launch import own_launch
 from .tape import Allocate, ExternCall, OwnLaunch, Window
 
 _MOST_ROWS = 16
-_FEWEST_KEYS = 256
+FEWEST_KEYS = 256
 _FEWEST_STEPS = 4
 """Of a program, where there are more programs than a GPU needs to be busy."""
 
@@ -38,7 +38,7 @@ class Shape:
 
 _PARTS = """\
 @triton.jit
-def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{constants}):
+def attention_parts(query, key, value, mask, sums, marks<operands>, columns{runtime}{constants}):
     split = tl.program_id(0)
     pair = tl.program_id(1).to(tl.int64)
     batch = pair // KEY_HEADS
@@ -64,7 +64,7 @@ def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{const
     result = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     blocks = tl.cdiv(tl.cdiv(columns, BLOCK_N), SPLITS)
     first = split * blocks * BLOCK_N
-    for begin in range(first, tl.minimum(first + blocks * BLOCK_N, columns), BLOCK_N):
+<before>    for begin in range(first, tl.minimum(first + blocks * BLOCK_N, columns), BLOCK_N):
         c = begin + n
         in_columns = c < columns
         k = tl.load(
@@ -73,7 +73,7 @@ def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{const
         v = tl.load(
             value + c[:, None] * value_m + e[None, :], mask=in_columns[:, None] & in_value[None, :], other=0.0
         )
-        allowed = in_columns[None, :] & in_rows[:, None]
+<within>        allowed = in_columns[None, :] & in_rows[:, None]
         if MASKED:  # loaded ahead of the product, which it does not need
             at = mask + batch * mask_b + head[:, None] * mask_h + m[:, None] * mask_m + c[None, :] * mask_n
             given = tl.load(at, mask=allowed, other=0)
@@ -100,6 +100,34 @@ def attention_parts(query, key, value, mask, sums, marks, columns{runtime}{const
     tl.store(marks + row * 2 + 1, total, mask=in_rows)
 """
 """A span's unscaled sums, and as its marks the largest score (base 2) and the total of the weights."""
+
+_BEFORE = """\
+    at = tl.load(position).to(tl.int64)
+    at = tl.where(at < 0, at + columns, at)
+    newest_key += batch * newest_key_b + key_head * newest_key_h
+    newest_value += batch * newest_value_b + key_head * newest_value_h
+    fresh = tl.load(newest_key + d, mask=in_head, other=0.0)
+    given = tl.load(newest_value + e, mask=in_value, other=0.0)
+    if TABLE > 0:
+        other = (d + HEAD // 2) % HEAD
+        c = tl.load(cosine + d % TABLE, mask=in_head, other=0.0).to(tl.float32)
+        s = tl.load(sine + d % TABLE, mask=in_head, other=0.0).to(tl.float32)
+        s = tl.where(d < HEAD // 2, -s, s)
+        others = query + head[:, None] * query_h + m[:, None] * query_m + other[None, :]
+        others = tl.load(others, mask=row_mask, other=0.0).to(tl.float32)
+        q = (q.to(tl.float32) * c[None, :] + others * s[None, :]).to(query.dtype.element_ty)
+        others = tl.load(newest_key + other, mask=in_head, other=0.0).to(tl.float32)
+        fresh = (fresh.to(tl.float32) * c + others * s).to(key.dtype.element_ty)
+    is_here = (at >= first) & (at < tl.minimum(first + blocks * BLOCK_N, columns)) & (tl.program_id(2) == 0)
+    tl.store(key + at * key_m + d, fresh, mask=in_head & is_here)
+    tl.store(value + at * value_m + e, given, mask=in_value & is_here)
+"""
+"""What `cached_attention` takes along: queries and the newest key are turned, and the caches updated."""
+
+_WITHIN = """\
+        k = tl.where((c == at)[None, :], fresh[:, None], k)
+        v = tl.where((c == at)[:, None], given[None, :], v)
+"""
 
 _JOIN = """\
 @triton.jit
@@ -132,16 +160,36 @@ def attention_join(sums, marks, sinks, output, rows{runtime}{constants}):
 def to_steps(call: ExternCall, shape: Shape = Shape()) -> tuple[Allocate | OwnLaunch, ...]:
     """What one call of the operator becomes: one kernel, or two with a temporary between them."""
     splits = splits_of(call, shape)
-    if splits is None:
-        return (to_launch(call),)
+    return (to_launch(call),) if splits is None else _steps(call, shape, splits, _Taken({}))
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What the kernel takes along: more operands by name, and how many cosines there are."""
+
+    operands: dict[str, Window]
+    table: int = 0
+
+
+def _steps(call: ExternCall, shape: Shape, splits: int, taken: _Taken) -> tuple[Allocate | OwnLaunch, ...]:
     query, output = call.operands[0], call.outs[0]
     batch, heads, rows, _ = query.sizes
     head = call.operands[2].sizes[3]
     count = batch * heads * rows
     sums = _temporary(f"{output.buffer}_sums", (count, splits, head))
     marks = _temporary(f"{output.buffer}_marks", (count, splits, 2))
-    parts = _parts(call, shape, sums.window, marks.window)
+    parts = _parts(call, shape, sums.window, marks.window, taken)
     return (sums, marks, parts, _join(call, sums.window, marks.window))
+
+
+def to_cached_steps(call: ExternCall, shape: Shape = Shape()) -> tuple[Allocate | OwnLaunch, ...]:
+    """The same for `cached_attention`."""
+    query, key, value, cosine, sine, position, keys, values, mask, scale = call.operands
+    taken = {"newest_key": key, "newest_value": value, "position": position}
+    taken |= {"cosine": query, "sine": query} if cosine is None else {"cosine": cosine, "sine": sine}
+    table = 0 if cosine is None else cosine.sizes[0]
+    plain = replace(call, operands=(query, keys, values, mask, scale, False))
+    return _steps(plain, shape, splits_of(plain, shape) or 1, _Taken(taken, table))
 
 
 def splits_of(call: ExternCall, shape: Shape = Shape()) -> int | None:
@@ -151,7 +199,7 @@ def splits_of(call: ExternCall, shape: Shape = Shape()) -> int | None:
     columns = key.sizes[2]
     if is_causal or not all(isinstance(size, int) for size in query.sizes) or rows > _MOST_ROWS:
         return None  # row m of a causal product sees the first m + 1 keys only
-    if isinstance(columns, int) and columns < _FEWEST_KEYS:
+    if isinstance(columns, int) and columns < FEWEST_KEYS:
         return None
     key_heads = key.sizes[1]
     packed = heads // key_heads * rows
@@ -174,7 +222,7 @@ def _temporary(name: str, sizes: tuple[int, int, int]) -> Allocate:
     return Allocate(window, rows * splits * width * 4)
 
 
-def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window) -> OwnLaunch:
+def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window, taken: _Taken) -> OwnLaunch:
     query, key, value, mask, scale, _, _, cap = operands_of(call)
     batch, heads, rows, head = query.sizes
     key_heads, head_e = key.sizes[1], value.sizes[3]
@@ -194,7 +242,8 @@ def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window) -> OwnLa
         "MASKED": mask is not None,
         "ADDITIVE": mask is not None and mask.dtype is not DType.BOOL,
     }
-    strides = strides_by_name({"query": query, "key": key, "value": value}, mask)
+    newest = {name: window for name, window in taken.operands.items() if name.startswith("newest")}
+    strides = strides_by_name({"query": query, "key": key, "value": value, **newest}, mask)
     windows = {
         "query": query,
         "key": key,
@@ -202,10 +251,16 @@ def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window) -> OwnLa
         "mask": query if mask is None else mask,
         "sums": sums,
         "marks": marks,
+        **taken.operands,
     }
+    before, within = (_BEFORE, _WITHIN) if taken.operands else ("", "")
+    constants |= {"TABLE": taken.table} if taken.operands else {}
+    text = _PARTS.replace("<before>", before).replace("<within>", within)
+    text = text.replace("<operands>", "".join(f", {name}" for name in taken.operands))
+    caches = (key, value) if taken.operands else ()
     grid = ("SPLITS", f"{batch} * KEY_HEADS", "-(GROUP * ROWS // -BLOCK_M)")
     return own_launch(
-        _PARTS, windows, strides, constants, grid, (sums, marks),
+        text, windows, strides, constants, grid, (sums, marks, *caches), updates=caches,
         counts={"columns": key.sizes[2]}, num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
 

@@ -73,12 +73,14 @@ class KernelSpec:
 class OwnLaunch:
     """A launch of a kernel written here; ``arguments`` follow its ``call_names``, ``writes`` are among them.
 
-    An operator of ours becomes one or more of them, with an `Allocate` for what they hand on.
+    Of what it writes it reads ``updates`` as well. An operator of ours becomes one or more launches, with an
+    `Allocate` for what they hand on.
     """
 
     kernel: KernelSpec
     arguments: tuple[LaunchArgument, ...]
     writes: tuple[Window, ...]
+    updates: tuple[Window, ...] = ()
 
 
 @dataclass(frozen=True)
