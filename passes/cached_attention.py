@@ -82,7 +82,8 @@ def fuse_cached_attention(module: torch.fx.GraphModule) -> None:
 
 def _fuse(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     given = (*node.args, *(None, 0.0, False)[len(node.args) - 3 :])
-    query, key, value, mask, dropout, is_causal = given
+    operands: Any = given
+    query, key, value, mask, dropout, is_causal = operands
     keys, values = _update(key, node), _update(value, node)
     if keys is None or values is None or dropout or is_causal or not _fits(query, keys, values, mask):
         return

@@ -45,7 +45,8 @@ def spec_digest(spec: KernelSpec) -> str:
     """Sixteen hexadecimal digits over all that a kernel's code depends on, its name apart."""
     body = spec.source.replace(spec.name, "kernel")
     rest = (spec.parameters, spec.constants, spec.divisible_by_16, spec.num_warps, spec.num_stages)
-    return hashlib.sha256(json.dumps([body, rest], default=str).encode()).hexdigest()[:16]
+    hints = [spec.hints] if spec.hints else []
+    return hashlib.sha256(json.dumps([body, rest, *hints], default=str).encode()).hexdigest()[:16]
 
 
 def canonical(spec: KernelSpec) -> KernelSpec:
@@ -202,7 +203,7 @@ def that_waits(spec: KernelSpec) -> KernelSpec:
     C++ Programming Guide). The wait is at the line `tape.READY`, up to which a kernel reads constants only,
     or else comes first. The next launch may begin at once: it waits for all of this one.
     """
-    calls = "    tl.extra.cuda.gdc_launch_dependents()\n    tl.extra.cuda.gdc_wait()"
+    calls = f"    tl.extra.cuda.gdc_launch_dependents()\n{spec.hints}    tl.extra.cuda.gdc_wait()"
     if READY in spec.source:
         return replace(spec, source=spec.source.replace(READY, calls))
     head = re.search(rf"^def {re.escape(spec.name)}\([^)]*\):$", spec.source, re.MULTILINE)

@@ -33,6 +33,7 @@ def own_launch(
     counts: Mapping[str, Size] | None = None,
     types: Mapping[str, str] | None = None,
     read_early: tuple[str, ...] = (),
+    hints: str = "",
     num_warps: int = 4,
     num_stages: int = 2,
 ) -> OwnLaunch:
@@ -70,6 +71,7 @@ def own_launch(
         grid=grid,
         call_names=tuple(name for name, _ in parameters),
         read_early=read_early if READY in text else (),
+        hints=hints,
     )
     return OwnLaunch(
         spec, (*windows.values(), *counts.values(), *runtime.values()), tuple(writes), tuple(updates)

@@ -163,14 +163,16 @@ def _source(
     names = [name for name, window in given.items() if window is not None]
     weight, output = given["weight"], given["output"]
     assert weight is not None and output is not None
+    outputs, columns = output.sizes[1], weight.sizes[1]
+    assert isinstance(outputs, int) and isinstance(columns, int)
     weights = {"w": "weight", "u": "weight + OUTPUTS * weight_n"} if is_gated else {"w": "weight"}
     biases = dict(zip(weights, ("bias", "bias + OUTPUTS"), strict=False)) if "bias" in names else {}
     once = ', eviction_policy="evict_first"' if _nbytes(weight) >= _READ_ONCE_NBYTES else ""
-    mask = "is_output[:, None]" if output.sizes[1] % blocks.rows else ""
+    mask = "is_output[:, None]" if outputs % blocks.rows else ""
     streams = {each: (f"{pointer} + at", mask, once) for each, pointer in weights.items()}
     if "norm" in names:
         streams["g"] = ("norm + k", "", "")
-    steps = _Steps(rows, streams, tuple(weights), weight.sizes[1], blocks)
+    steps = _Steps(rows, streams, tuple(weights), columns, blocks)
     lines = [
         "@triton.jit",
         f"def row_product({', '.join(names)}{''.join(f', {name}: tl.constexpr' for name in constants)}):",
@@ -238,7 +240,7 @@ class _Steps:
             if step + self.blocks.depth < self._count:
                 made += self._loads(step + self.blocks.depth)
             made += self._x(step + 1) if step + 1 < self._count else []
-            made += self._products(lambda name, at=step: f"{name}_{at}", "    ")
+            made += self._products(_named(step), "    ")
         return made
 
     def _loop(self) -> list[str]:
@@ -286,6 +288,11 @@ class _Steps:
                 made += [f"squares{m} += wide * wide", f"wide = wide * {name('g')}.to(tl.float32)"]
             made += [f"sums_{each}{m} += {name(each)}.to(tl.float32) * wide" for each in self.weights]
         return [indent + line for line in made]
+
+
+def _named(step: int) -> Callable[[str], str]:
+    """What operands of one step are called."""
+    return lambda name: f"{name}_{step}"
 
 
 def _row_end(m: int, weights: Sequence[str], names: Sequence[str], activation: str) -> list[str]:

@@ -54,6 +54,9 @@ def attention_parts(query, key, value, mask, sums, marks<operands>, columns{runt
     in_rows = p < GROUP * ROWS
     key += batch * key_b + key_head * key_h
     value += batch * value_b + key_head * value_h
+    blocks = tl.cdiv(tl.cdiv(columns, BLOCK_N), SPLITS)
+    first = split * blocks * BLOCK_N
+{ready}
     row_mask = in_rows[:, None] & in_head[None, :]
     query += batch * query_b
     q = tl.load(
@@ -62,8 +65,6 @@ def attention_parts(query, key, value, mask, sums, marks<operands>, columns{runt
     biggest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     result = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    blocks = tl.cdiv(tl.cdiv(columns, BLOCK_N), SPLITS)
-    first = split * blocks * BLOCK_N
 <before>    for begin in range(first, tl.minimum(first + blocks * BLOCK_N, columns), BLOCK_N):
         c = begin + n
         in_columns = c < columns
@@ -101,32 +102,47 @@ def attention_parts(query, key, value, mask, sums, marks<operands>, columns{runt
 """
 """A span's unscaled sums, and as its marks the largest score (base 2) and the total of the weights."""
 
+_FETCHES = """\
+    nbytes = tl.minimum(blocks * BLOCK_N, columns - first) * {row}
+    tl.inline_asm_elementwise(
+        "{{ .reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.eq.s32 p, t, 0; setp.gt.and.s32 p, $2, 0, p;"
+        " @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }}",
+        "=r,l,r",
+        [({name} + first * {name}_m).to(tl.int64), nbytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+"""
+"""Brings a program's span of the keys or values into the L2 cache while it waits for the launch before."""
+
 _BEFORE = """\
-    at = tl.load(position).to(tl.int64)
-    at = tl.where(at < 0, at + columns, at)
+    place = tl.load(position).to(tl.int64)
+    place = tl.where(place < 0, place + columns, place)
     newest_key += batch * newest_key_b + key_head * newest_key_h
     newest_value += batch * newest_value_b + key_head * newest_value_h
-    fresh = tl.load(newest_key + d, mask=in_head, other=0.0)
-    given = tl.load(newest_value + e, mask=in_value, other=0.0)
+    fresh_key = tl.load(newest_key + d, mask=in_head, other=0.0)
+    fresh_value = tl.load(newest_value + e, mask=in_value, other=0.0)
     if TABLE > 0:
         other = (d + HEAD // 2) % HEAD
-        c = tl.load(cosine + d % TABLE, mask=in_head, other=0.0).to(tl.float32)
-        s = tl.load(sine + d % TABLE, mask=in_head, other=0.0).to(tl.float32)
-        s = tl.where(d < HEAD // 2, -s, s)
+        cosines = tl.load(cosine + d % TABLE, mask=in_head, other=0.0).to(tl.float32)
+        sines = tl.load(sine + d % TABLE, mask=in_head, other=0.0).to(tl.float32)
+        sines = tl.where(d < HEAD // 2, -sines, sines)
         others = query + head[:, None] * query_h + m[:, None] * query_m + other[None, :]
         others = tl.load(others, mask=row_mask, other=0.0).to(tl.float32)
-        q = (q.to(tl.float32) * c[None, :] + others * s[None, :]).to(query.dtype.element_ty)
+        q = (q.to(tl.float32) * cosines[None, :] + others * sines[None, :]).to(query.dtype.element_ty)
         others = tl.load(newest_key + other, mask=in_head, other=0.0).to(tl.float32)
-        fresh = (fresh.to(tl.float32) * c + others * s).to(key.dtype.element_ty)
-    is_here = (at >= first) & (at < tl.minimum(first + blocks * BLOCK_N, columns)) & (tl.program_id(2) == 0)
-    tl.store(key + at * key_m + d, fresh, mask=in_head & is_here)
-    tl.store(value + at * value_m + e, given, mask=in_value & is_here)
+        fresh_key = (fresh_key.to(tl.float32) * cosines + others * sines).to(key.dtype.element_ty)
+    end = tl.minimum(first + blocks * BLOCK_N, columns)
+    is_here = (place >= first) & (place < end) & (tl.program_id(2) == 0)
+    tl.store(key + place * key_m + d, fresh_key, mask=in_head & is_here)
+    tl.store(value + place * value_m + e, fresh_value, mask=in_value & is_here)
 """
 """What `cached_attention` takes along: queries and the newest key are turned, and the caches updated."""
 
 _WITHIN = """\
-        k = tl.where((c == at)[None, :], fresh[:, None], k)
-        v = tl.where((c == at)[:, None], given[None, :], v)
+        k = tl.where((c == place)[None, :], fresh_key[:, None], k)
+        v = tl.where((c == place)[:, None], fresh_value[None, :], v)
 """
 
 _JOIN = """\
@@ -258,11 +274,30 @@ def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window, taken: _
     text = _PARTS.replace("<before>", before).replace("<within>", within)
     text = text.replace("<operands>", "".join(f", {name}" for name in taken.operands))
     caches = (key, value) if taken.operands else ()
+    hints = "".join(
+        _FETCHES.format(name=name, row=each.sizes[3] * each.dtype.itemsize)
+        for name, each in (("key", key), ("value", value))
+        if _has_dense_spans(each)
+    )
     grid = ("SPLITS", f"{batch} * KEY_HEADS", "-(GROUP * ROWS // -BLOCK_M)")
     return own_launch(
         text, windows, strides, constants, grid, (sums, marks, *caches), updates=caches,
-        counts={"columns": key.sizes[2]}, num_warps=shape.warps, num_stages=shape.stages,
+        counts={"columns": key.sizes[2]}, num_warps=shape.warps, num_stages=shape.stages, hints=hints,
     )  # fmt: skip
+
+
+def _has_dense_spans(window: Window) -> bool:
+    """Whether rows of a head lie one behind the other, at multiples of 16 bytes."""
+    batch, heads, rows, last = window.strides
+    if (
+        not all(isinstance(each, int) for each in (batch, heads, rows))
+        or rows != window.sizes[3]
+        or last != 1
+    ):
+        return False
+    return window.is_aligned and all(
+        isinstance(each, int) and each * window.dtype.itemsize % 16 == 0 for each in (batch, heads, rows)
+    )
 
 
 def _join(call: ExternCall, sums: Window, marks: Window) -> OwnLaunch:

@@ -67,6 +67,9 @@ class KernelSpec:
     """Parameters whose buffer is read as well as written."""
     read_early: tuple[str, ...] = ()
     """Parameters that are read before the line `READY`, if the source has it."""
+    hints: str = ""
+    """Lines for the code that waits by itself, ahead of the wait: they tell the memory system what will be
+    needed, and change no result."""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,14 @@ import torch
 from torch.nn import functional as F
 
 from devplan.passes import export as exporting
+from devplan.passes.cached_attention import OPERATOR
+from devplan.passes.compile_kernels import canonical, compile_kernels, that_waits
 from devplan.passes.export import ExportResult
 from devplan.passes.options import ExportOptions
 from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.split_attention import to_cached_steps, to_steps
+from devplan.passes.tape import ExternCall, OwnLaunch, Window
+from devplan.runtime.dtypes import DType
 from devplan.runtime.program import Launch
 from devplan.tests.zoo.measure import load, without_code
 
@@ -132,3 +137,38 @@ def test_an_embedding_that_the_kernel_does_not_know_is_computed_before() -> None
 def test_several_rows_and_caches_with_other_readers_are_updated_before(rows: int, reads_cache: bool) -> None:
     names = launches(Decoder(by_chunks, copied, 1, reads_cache), rows)
     assert names[names.index("attention_parts") - 1].startswith("triton")
+
+
+@pytest.mark.slow
+def test_the_cache_is_fetched_while_the_kernel_waits() -> None:
+    def window(name: str, *sizes: int) -> Window:
+        return Window(name, DType.FLOAT16, sizes, tuple(torch.empty(sizes, device="meta").stride()))
+
+    query, newest, keys = window("q", 1, 32, 1, 64), window("n", 1, 4, 1, 64), window("k", 1, 4, 2048, 64)
+    position, mask = Window("p", DType.INT64, (1,), (1,)), Window("m", DType.BOOL, (1, 2048), (2048, 1))
+    table, output = window("t", 32), window("o", 1, 32, 1, 64)
+    operands = (query, newest, newest, table, table, position, keys, window("v", *keys.sizes), mask, 0.125)
+    parts, _ = (
+        canonical(step.kernel)
+        for step in to_cached_steps(ExternCall(OPERATOR, operands, {}, (output,)))
+        if isinstance(step, OwnLaunch)
+    )
+    assert "prefetch" not in parts.source  # the emulator runs the portable text
+    assert that_waits(parts).source.count("prefetch") == 2
+    (kernel,) = compile_kernels([parts], ("sm_80", "sm_90"), jobs=1)
+    assert [code.waits for code in kernel.codes] == [False, True, False]
+
+
+def test_caches_whose_rows_are_apart_are_not_fetched() -> None:
+    query, keys = Window("q", DType.FLOAT16, (1, 8, 1, 64), (512, 64, 64, 1)), (1, 4, 2048, 64)
+    apart, dense = (
+        Window("k", DType.FLOAT16, keys, s) for s in ((524288, 64, 256, 1), (524288, 131072, 64, 1))
+    )
+    for key, count in ((apart, 0), (dense, 2)):
+        operands = (query, key, key, None, 0.125, False)
+        parts, _ = (
+            step.kernel
+            for step in to_steps(ExternCall("devplan.attention.default", operands, {}, (query,)))
+            if isinstance(step, OwnLaunch)
+        )
+        assert that_waits(parts).source.count("prefetch") == count
