@@ -60,6 +60,9 @@ def _cached(
     return made
 
 
+_VIEWS = (aten.view.default, aten.reshape.default)
+
+
 @dataclass(frozen=True)
 class _Update:
     """A cache with the newest row written, ``of`` the state that it is written back to."""
@@ -81,9 +84,8 @@ def fuse_cached_attention(module: torch.fx.GraphModule) -> None:
 
 
 def _fuse(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    given = (*node.args, *(None, 0.0, False)[len(node.args) - 3 :])
-    operands: Any = given
-    query, key, value, mask, dropout, is_causal = operands
+    given: Any = (*node.args, *(None, 0.0, False)[len(node.args) - 3 :])
+    query, key, value, mask, dropout, is_causal = given
     keys, values = _update(key, node), _update(value, node)
     if keys is None or values is None or dropout or is_causal or not _fits(query, keys, values, mask):
         return
@@ -111,7 +113,7 @@ def _update(node: Any, reader: torch.fx.Node) -> _Update | None:
         _is(node, aten.index_put.default) and len(node.args) == 3 and list(node.args[1][:-1]) == [None, None]
     ):
         of, (_, _, position), newest = node.args[0], node.args[1], node.args[2]
-        while newest.target in (aten.view.default, aten.reshape.default) and _value(newest).dim() < 4:
+        while _is_static(newest) and _value(newest).dim() < 4 and newest.target in _VIEWS:
             newest = newest.args[0]  # an assignment drops leading dimensions of one
     else:
         return None
@@ -124,11 +126,13 @@ def _update(node: Any, reader: torch.fx.Node) -> _Update | None:
 
 def _fits(query: torch.fx.Node, keys: _Update, values: _Update, mask: torch.fx.Node | None) -> bool:
     """Whether the kernel is made for these operands."""
-    q, k, v, new_k, new_v = (_value(n) for n in (query, keys.of, values.of, keys.newest, values.newest))
+    nodes = (query, keys.of, values.of, keys.newest, values.newest, keys.position)
+    if not all(_is_static(node) for node in nodes):
+        return False
+    q, k, v, new_k, new_v, position = (_value(node) for node in nodes)
     if keys.position is not values.position or keys.of is values.of:
         return False
-    sizes = [size for each in (q, k, v, new_k, new_v) for size in each.shape]
-    if not all(isinstance(size, int) for size in sizes) or _value(keys.position).numel() != 1:
+    if position.numel() != 1 or position.dtype not in (torch.int64, torch.int32):
         return False
     if not is_fusable(q, k, v, None if mask is None else _value(mask)):
         return False
@@ -161,17 +165,17 @@ def _turned(node: torch.fx.Node) -> tuple[torch.fx.Node, torch.fx.Node, torch.fx
     computes exactly, and its result compared.
     """
     body, leaves = _between(node)
-    head = _value(node).shape[-1]
+    head = int(_value(node).shape[-1])
     if len(leaves) != 3 or len(body) > _MOST_NODES or head % 2:
         return None
     chance = torch.Generator().manual_seed(0)
-    if any(not isinstance(size, int) for leaf in leaves for size in _value(leaf).shape):
+    if any(not _is_static(leaf) for leaf in leaves):
         return None
     numbers = {leaf: torch.randint(-4, 5, _value(leaf).shape, generator=chance).float() for leaf in leaves}
     numbers = {leaf: each.to(_value(leaf).dtype) for leaf, each in numbers.items()}
     try:
         wanted = _run(node, body, numbers)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError, IndexError):
         return None
     for x, cosine, sine in permutations(leaves):
         tables = [numbers[each].float().reshape(-1) for each in (cosine, sine)]
@@ -196,9 +200,9 @@ def _is_of_a_row(node: torch.fx.Node) -> bool:
     if target in _ALONG_A_DIMENSION:
         at = _ALONG_A_DIMENSION[target]
         dimension = node.args[at] if len(node.args) > at else node.kwargs.get("dim", 0)
-        made: Any = node.meta["val"]
-        rank = (made if isinstance(made, torch.Tensor) else made[0]).dim()
-        return dimension in (-1, rank - 1)
+        made: Any = node.meta.get("val")
+        first = made[0] if isinstance(made, tuple | list) else made
+        return isinstance(first, torch.Tensor) and dimension in (-1, first.dim() - 1)
     return target in _POINTWISE
 
 
@@ -235,6 +239,12 @@ def _run(
 
 def _is(node: Any, target: Any) -> bool:
     return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target is target
+
+
+def _is_static(node: torch.fx.Node) -> bool:
+    """Whether a node is a tensor whose sizes are numbers."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
 
 
 def _value(node: torch.fx.Node) -> torch.Tensor:
