@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from ..runtime.dtypes import DType
+from ..runtime.expr import Size
 from .grouped_product import rows_of_a_block
 from .own_operators import own_operator
 from .quantized_launch import launch, weight_constants, weight_windows
-from .quantized_linear import arithmetic_of
+from .quantized_linear import Blocks, arithmetic_of
 from .quantized_row import ONE, row_blocks_of, row_text
 from .quantized_tile import Tile, tile_text
 from .tape import ExternCall, OwnLaunch
@@ -74,9 +75,19 @@ def on_rows(
 
 def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
     """The kernel for one call of the operator."""
-    rows, are_ends = call.operands[0].sizes[0], call.operands[8]
-    is_few = isinstance(rows, int) and rows <= min(_FEW_ROWS, max(4, call.operands[7]))
-    return (_by_rows(call) if is_few or not are_ends else _by_tiles(call),)
+    x, matrices, are_ends = call.operands[0], call.operands[7], call.operands[8]
+    rows = x.sizes[0]
+    is_few = isinstance(rows, int) and rows <= min(_FEW_ROWS, max(4, matrices))
+    if is_few or not are_ends:
+        return (by_rows(call),)
+    return (by_tiles(call, blocks_of(rows, matrices, x.dtype)),)
+
+
+def blocks_of(rows: Size, matrices: int, dtype: DType) -> Blocks:
+    """Tiles for rows in groups."""
+    if dtype is DType.FLOAT32:
+        return Blocks(16, 32)
+    return Blocks(min(64, rows_of_a_block(rows, matrices, dtype)), 64)
 
 
 def _constants(call: ExternCall) -> dict[str, Any]:
@@ -96,7 +107,8 @@ def _as_linear(call: ExternCall) -> tuple[Any, ...]:
     return x, words, scales, zeros, None, bits, group
 
 
-def _by_rows(call: ExternCall) -> OwnLaunch:
+def by_rows(call: ExternCall) -> OwnLaunch:
+    """Each row reads its own matrix."""
     x, chosen, output = call.operands[0], call.operands[4], call.outs[0]
     constants = _constants(call)
     outputs, bits = constants.pop("N"), constants["BITS"]
@@ -124,17 +136,16 @@ def _by_rows(call: ExternCall) -> OwnLaunch:
     return launch(source, windows, counts, {"x_m": x.strides[0]}, constants, grid, output, options)
 
 
-def _by_tiles(call: ExternCall) -> OwnLaunch:
+def by_tiles(call: ExternCall, blocks: Blocks) -> OwnLaunch:
+    """Blocks of rows that have one matrix."""
     x, ends, output = call.operands[0], call.operands[4], call.outs[0]
     constants = _constants(call)
-    rows = x.sizes[0]
-    is_float = x.dtype is DType.FLOAT32
-    block = 16 if is_float else min(64, rows_of_a_block(rows, constants["MATRICES"], x.dtype))
-    constants |= {"BLOCK_M": block, "BLOCK_N": 32 if is_float else 64}
+    constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.columns}
     has_groups, has_zeros = constants["GROUP"] != 0, constants["HAS_ZEROS"]
     arithmetic = arithmetic_of(call.operands)
     tile = Tile(constants["BITS"], constants["RUN"], has_groups, has_zeros, arithmetic, has_experts=True)
     windows = weight_windows(_as_linear(call)) | {"ends": ends, "output": output}
-    sizes = {"ROWS": rows, "x_m": x.strides[0]}
+    sizes = {"ROWS": x.sizes[0], "x_m": x.strides[0]}
+    options = (blocks.num_warps, blocks.num_stages)
     grid = ("-(N // -BLOCK_N)", "-(ROWS // -BLOCK_M) + MATRICES + 1", "1")
-    return launch(tile_text(tile), windows, {}, sizes, constants, grid, output, (4, 3))
+    return launch(tile_text(tile), windows, {}, sizes, constants, grid, output, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devplan.passes.compile_kernels import canonical, compile_kernels
-from devplan.passes.quantized_experts import OPERATOR, to_steps
+from devplan.passes.quantized_experts import OPERATOR, by_rows, to_steps
 from devplan.passes.quantized_weight import QuantizedWeight, quantized
 from devplan.passes.tape import ExternCall, OwnLaunch
 from devplan.runtime.expr import Expr
@@ -94,10 +95,10 @@ def expected(case: Case) -> tuple[Array, float]:
     return made, worst
 
 
-def check(case: Case) -> str:
-    """Run the kernel, compare, and give its name."""
+def check(case: Case, way: Callable[[ExternCall], OwnLaunch] | None = None) -> str:
+    """Run the kernel, the one that ``way`` makes or the chosen one, compare, and give its name."""
     call, tensors = call_of(case)
-    (step,) = to_steps(call)
+    step = to_steps(call)[0] if way is None else way(call)
     device = Emulated(tensors)
     device.run([step])
     wanted, worst = expected(case)
@@ -112,7 +113,7 @@ DTYPES = st.sampled_from([torch.float16, torch.bfloat16, torch.float32])
 SCHEMES = st.sampled_from([(8, 0), (4, 32), (4, 128), (4, 256)])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.integers(1, 12),
     st.integers(1, 300),
@@ -132,10 +133,10 @@ def test_few_rows_read_the_matrices_that_they_need(
     are_ends: bool,
 ) -> None:
     case = Case(rows, columns, outputs, matrices, dtype, *scheme, are_ends, behind=rows // 3)
-    assert check(case) == "quantized_expert_rows"
+    assert check(case, by_rows) == "quantized_expert_rows"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(33, 90), st.integers(1, 300), st.integers(1, 70), st.integers(1, 9), DTYPES, SCHEMES)
 def test_many_rows_in_groups(
     rows: int, columns: int, outputs: int, matrices: int, dtype: torch.dtype, scheme: tuple[int, int]
@@ -146,6 +147,11 @@ def test_many_rows_in_groups(
 
 def test_many_rows_that_chose_one_by_one_are_still_right() -> None:
     assert check(Case(40, 200, 24, 5, torch.float16, 8, 0, are_ends=False)) == "quantized_expert_rows"
+
+
+def test_more_rows_than_matrices_share_them() -> None:
+    names = [to_steps(call_of(Case(rows, 128, 8, 6))[0])[0].kernel.name for rows in (6, 7)]
+    assert names == ["quantized_expert_rows", "quantized_experts"]
 
 
 def test_a_number_of_rows_that_is_known_late_is_a_parameter() -> None:
