@@ -85,13 +85,14 @@ class Attention:
     warps: int = 4
     heads: int = 8
     ahead: str = ""
+    stages: int = 2
 
 
 ATTENTIONS = (
     Attention("three"),
     *(
-        Attention("exported", keys, warps, ahead=ahead)
-        for ahead in ("fetch", "")
+        Attention("exported", keys, warps, ahead=ahead, stages=stages)
+        for ahead, stages in (("fetch", 2), ("fetch", 1), ("", 2))
         for keys, warps in ((32, 4), (32, 8), (64, 4), (64, 8), (128, 4), (128, 8))
     ),
     *(Attention("rotary-parts+join", 64, 8, 8, ahead) for ahead in ("", "fetch", "load")),
@@ -126,7 +127,9 @@ def all_specs() -> dict[Any, KernelSpec]:
             specs[shape, b, place] = product_kernel(shape, b, place)
     for each in ATTENTIONS[1:-1]:
         if each.kind == "exported":
-            shape = split_attention.Shape(each.keys, 4 * KEYS // each.keys, 4 * KEYS // each.keys, each.warps)
+            shape = split_attention.Shape(
+                each.keys, 4 * KEYS // each.keys, 4 * KEYS // each.keys, each.warps, each.stages
+            )
             parts = canonical(cached_step(shape).kernel)
             parts = parts if each.ahead else replace(parts, hints="")
             specs[each] = canonical(that_waits(parts))
