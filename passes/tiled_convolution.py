@@ -43,7 +43,7 @@ def convolution(x, weight, bias, added, output{runtime}{constants}):
     for start in range(0, TAPS * CHANNELS, BLOCK_K):
         if CHANNELS % BLOCK_K == 0:
             tap = start // CHANNELS + tl.zeros([1], tl.int32)
-            c = start % CHANNELS + k
+            c = tl.multiple_of(start % CHANNELS, BLOCK_K) + k
             is_inside = k < BLOCK_K
         else:
             tap = (start + k) // CHANNELS
