@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import embedding_bag as bag_kernel
 from . import grouped_product as grouped_kernel
+from .attention import is_one
 
 
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
@@ -25,8 +26,8 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
 def _range(flat: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest and largest element; one below and above where they are equal."""
     low, high = flat.amin(), flat.amax()
-    is_one = low == high
-    return torch.where(is_one, low - 1, low), torch.where(is_one, high + 1, high)
+    is_single = low == high
+    return torch.where(is_single, low - 1, low), torch.where(is_single, high + 1, high)
 
 
 def adaptive_avg_pool3d(x: Tensor, output_size: Sequence[int]) -> Tensor:
@@ -182,9 +183,12 @@ def addmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float 
     They add a matrix as large as the product, times any factor, or a row as it is.
     """
     rows, columns = a.size(-2), b.size(-1)
-    is_row = a.dim() == 2 and beta == 1 and tuple(added.shape) in ((columns,), (1, columns))
+    is_line = added.dim() == 1 or (added.dim() == 2 and is_one(added.shape[0]))
+    is_row = a.dim() == 2 and beta == 1 and is_line and added.shape[-1] == columns
     whole = (*a.shape[:-2], rows, columns)
-    is_whole = tuple(added.shape) == whole and (0 not in added.stride() or 1 in whole)
+    # Tuples of other lengths are compared too, extent by extent, which would fix a dynamic one.
+    has_rank = added.dim() == len(whole)
+    is_whole = has_rank and tuple(added.shape) == whole and (0 not in added.stride() or 1 in whole)
     if beta == 0 or is_row or is_whole or not a.is_floating_point():
         return NotImplemented
     product = torch.matmul(a, b)

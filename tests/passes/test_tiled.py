@@ -127,6 +127,10 @@ def test_the_kernels_compile_for_gpus_of_both_kinds() -> None:
     stems = {kernel.name.rsplit("_", 1)[0] for kernel in result.planned.program.kernels}
     assert {"product", "convolution"} <= stems
     for kernel in result.planned.program.kernels:
+        for code in kernel.codes if kernel.name.startswith("convolution") else ():
+            sizes = {name: int(str(value)) for name, value in kernel.constants if name.startswith("BLOCK")}
+            step = 2 * (sizes["BLOCK_M"] + sizes["BLOCK_N"]) * sizes["BLOCK_K"]
+            assert code.form == "ptx" or code.shared_nbytes >= 2 * step  # loads run ahead of products
         assert {(code.architecture, code.form) for code in kernel.codes} >= {
             ("sm_80", "cubin"),
             ("sm_90", "cubin"),
