@@ -44,6 +44,24 @@ class Calls(torch.nn.Module):
         return self.function(*self.parts, *inputs)
 
 
+class Cached(torch.nn.Module):
+    """Attention of one row over a cache that it updates, with a rotary embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", normal(1, 2, 300, 32, dtype=HALF))
+        self.register_buffer("values", normal(1, 2, 300, 32, dtype=HALF) + 1)
+
+    def forward(self, query: Any, key: Any, value: Any, position: Any, cosine: Any, sine: Any) -> Any:
+        def turned(x: Any) -> Any:
+            low, high = x.chunk(2, -1)
+            return x * cosine + torch.cat([-high, low], -1) * sine
+
+        self.keys.index_copy_(2, position, turned(key))
+        self.values.index_copy_(2, position, value)
+        return F.scaled_dot_product_attention(turned(query), self.keys, self.values, enable_gqa=True)
+
+
 def without_code(specs: Sequence[Any], options: Any, progress: Any) -> tuple[Kernel, ...]:
     """Kernels with their sources and no machine code."""
     unique = {spec.name: spec for spec in specs}
@@ -118,6 +136,16 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], float]] = {
         ),
         4e-3,
     ),
+    "cached attention": (
+        Cached(),
+        (
+            normal(1, 4, 1, 32, dtype=HALF),
+            *(normal(1, 2, 1, 32, dtype=HALF) for _ in range(2)),
+            torch.tensor([123]),
+            *(normal(1, 32, dtype=HALF) for _ in range(2)),
+        ),
+        4e-3,
+    ),
     "depthwise": (
         Calls(lambda c, x: c(x).relu(), NN.Conv2d(16, 16, 3, 1, 1, groups=16).to(HALF)),
         (normal(1, 16, 6, 6, dtype=HALF),),
@@ -126,7 +154,12 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], float]] = {
 }
 
 
-OWN = {"attention": "attention", "split attention": "attention_parts", "depthwise": "depthwise"}
+OWN = {
+    "attention": "attention",
+    "split attention": "attention_parts",
+    "cached attention": "attention_parts",
+    "depthwise": "depthwise",
+}
 """Cases whose kernels are written here, not by Inductor, and how those are called."""
 
 
