@@ -53,6 +53,8 @@ def check_targets(*files: Path | None) -> None:
             raise UsageError(f"cannot write `{file}`", why=why, hint=f"mkdir -p {file.parent}")
         if file.is_dir():
             raise UsageError(f"cannot write `{file}`", why="it is a folder", hint="name a file")
+        if file.exists() and not file.is_file():
+            raise UsageError(f"cannot write `{file}`", why="it is no ordinary file", hint="name another")
         if not os.access(file.parent, os.W_OK):
             why = f"the folder `{file.parent}` is not yours to write to"
             raise UsageError(f"cannot write `{file}`", why=why, hint="name a file in another folder")

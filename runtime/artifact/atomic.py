@@ -23,6 +23,8 @@ class AtomicFile:
         self.nbytes = 0
 
     def __enter__(self) -> AtomicFile:
+        if self._path.exists() and not self._path.is_file():  # a device would be replaced by a file
+            raise FileExistsError(errno.EEXIST, "it is no ordinary file", str(self._path))
         # In the same folder, since a rename is atomic only within one file system.
         self._name = self._path.parent / f".{self._path.name}.{secrets.token_hex(4)}.part"
         self._descriptor, self._is_named = _open_nameless(self._path.parent), False

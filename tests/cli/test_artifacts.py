@@ -151,6 +151,7 @@ def test_a_damaged_artifact_is_code_7(tiny: Made, tmp_path: Path, verb: str, har
         ("tune", "-o", "nowhere/gpu.json"),
         ("inspect", "--svg", "nowhere/plan.svg"),
         ("inspect", "--report", "."),
+        ("run", "--profile", "/dev/null"),
     ],
 )
 def test_where_nothing_can_be_written_no_work_is_done(

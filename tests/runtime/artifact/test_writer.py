@@ -52,6 +52,14 @@ def test_a_missing_folder_is_an_os_error_of_the_caller(sample: Any, tmp_path: Pa
         write(tmp_path / "absent" / "m.pte", sample.planned, sample.sources())
 
 
+def test_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError, match="no ordinary file"):
+        atomic.write_whole(pipe, "text")
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+
+
 def test_where_there_are_no_nameless_files(
     sample: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
