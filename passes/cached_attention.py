@@ -201,7 +201,7 @@ def _is_of_a_row(node: torch.fx.Node) -> bool:
         at = _ALONG_A_DIMENSION[target]
         dimension = node.args[at] if len(node.args) > at else node.kwargs.get("dim", 0)
         made: Any = node.meta.get("val")
-        first = made[0] if isinstance(made, tuple | list) else made
+        first: Any = made if isinstance(made, torch.Tensor) else made[0] if made else None
         return isinstance(first, torch.Tensor) and dimension in (-1, first.dim() - 1)
     return target in _POINTWISE
 
@@ -243,8 +243,9 @@ def _is(node: Any, target: Any) -> bool:
 
 def _is_static(node: torch.fx.Node) -> bool:
     """Whether a node is a tensor whose sizes are numbers."""
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
+    value: Any = node.meta.get("val")
+    sizes: Any = value.shape if isinstance(value, torch.Tensor) else (None,)
+    return all(isinstance(size, int) for size in sizes)
 
 
 def _value(node: torch.fx.Node) -> torch.Tensor:
