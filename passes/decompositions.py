@@ -11,6 +11,7 @@ import torch
 from . import more_decompositions as more
 from . import order, pooling, recurrent
 from .attention import CAPPED, fused, in_four_dimensions, is_fusable
+from .masked_put import index_put
 from .quantized_embedding import on_ids
 from .quantized_experts import on_rows as experts_on_rows
 from .quantized_linear import on_rows
@@ -130,6 +131,7 @@ def on_cuda() -> dict[Any, Callable[..., Any]]:
         aten.addmm.default: more.addmm,
         aten.baddbmm.default: more.addmm,
         aten.addbmm.default: more.addbmm,
+        aten.index_put.default: index_put,
         aten.avg_pool2d.default: pooling.average(2),
         aten.avg_pool3d.default: pooling.average(3),
         aten._adaptive_avg_pool3d.default: more.adaptive_avg_pool3d,

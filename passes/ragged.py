@@ -26,6 +26,7 @@ from .ragged_rules import (
     counted_by,
     finds,
     note_bounds,
+    note_equal,
     ragged_axes,
     refusal,
     rule_of,
@@ -49,6 +50,7 @@ def pad_ragged(method: ExportedMethod) -> bool:
         return False
     share_equal(method)
     note_bounds(graph.nodes)
+    note_equal(graph.nodes)
     padding = _Padding(method)
     for node in list(graph.nodes):
         if node.op == "output":

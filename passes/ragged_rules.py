@@ -93,7 +93,20 @@ def note_bounds(nodes: Iterable[torch.fx.Node]) -> None:
         node.meta[_BOUND] = least.get(mask)
 
 
+def note_equal(nodes: Iterable[torch.fx.Node]) -> None:
+    """Let all operators know which sizes are one: those of what is found with the same mask."""
+    first: dict[torch.fx.Node, Any] = {}
+    equal: dict[Any, Any] = {}
+    for node in nodes:
+        node.meta[_EQUAL] = equal
+        mask = finds(node)
+        extent: Any = None if mask is None else counted_by(tensors(node)[0])
+        if mask is not None and isinstance(extent, torch.SymInt):
+            equal[extent.node.expr] = first.setdefault(mask, extent.node.expr)
+
+
 _BOUND = "bound of what is found"
+_EQUAL = "sizes that are one"
 
 
 def bounded(node: torch.fx.Node) -> int:
@@ -226,9 +239,18 @@ def _as_it_is(call: Call) -> Any:
 
 def _of_one_symbol(node: torch.fx.Node) -> bool:
     """Whether all sizes that depend on data are one and the same, and not one of them a multiple."""
-    values = [value for n in (node, *node.all_input_nodes) for value in tensors(n)]
-    extents: list[Any] = [value.shape[axis] for value in values for axis in ragged_axes(value)]
-    return len({extent.node.expr for extent in extents}) <= 1
+    equal: dict[Any, Any] = node.meta[_EQUAL]
+
+    def among(nodes: Sequence[torch.fx.Node]) -> list[Any]:
+        values = [value for each in nodes for value in tensors(each)]
+        extents: list[Any] = [value.shape[axis] for value in values for axis in ragged_axes(value)]
+        return [extent.node.expr for extent in extents]
+
+    given, made = {equal.get(each, each) for each in among(node.all_input_nodes)}, among([node])
+    target: Any = node.target
+    if len(given) == 1 and torch.Tag.pointwise in target.tags:  # torch names the size of a broadcast anew
+        equal |= dict.fromkeys(made, *given)
+    return len(given | {equal.get(each, each) for each in made}) <= 1
 
 
 def _sized(call: Call, extent: Any) -> Any:

@@ -31,6 +31,13 @@ def ints(*shape: int, below: int = 8) -> torch.Tensor:
     return torch.randint(below, shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+def put_behind_a_slice(x: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """``x[:, mask] = values``, into a copy."""
+    made = x.clone()
+    made[:, mask] = values
+    return made
+
+
 X, Y, IMAGE, ROWS = rand(4, 6), rand(4, 6, seed=1), rand(1, 3, 8, 8), rand(3, 40)
 
 CASES: dict[str, Case] = {
@@ -112,6 +119,17 @@ CASES: dict[str, Case] = {
     "cumulative": (lambda x: (x.cumsum(1), x.cumprod(0), x.logcumsumexp(1), x.cummax(1)[0]), (X,)),
     "long_cumsum": (lambda x: x.cumsum(1), (rand(2, 3000),)),
     "flat_cumsum": (lambda x: x.flatten().cumsum(0), (ints(150, 128),)),
+    "put_by_mask": (
+        lambda x, v, m: (
+            x.index_put((x > 0,), v[0, 0]),
+            x.index_put((m,), v[0]),
+            x.index_put((m,), v[:1], accumulate=True),
+            x.index_put((m,), v),
+            x.t().index_put((x.t() > 1,), v[:1, 0]),
+            put_behind_a_slice(x.t(), m, v.t()[:, :1]),
+        ),
+        (X, rand(3, 6), torch.tensor([True, False, True, True])),
+    ),
     "histc": (lambda x: torch.histc(x, 5, -2, 2), (X,)),
     # order
     "topk": (lambda x: x.topk(5, 1), (ROWS,)),

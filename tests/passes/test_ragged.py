@@ -56,7 +56,11 @@ def in_place(layer: Any, x: Any) -> Any:
     twice = put.index_put((mask.any(1).nonzero()[:, 0],), layer(x[mask.any(1)]), accumulate=True)
     rows = (x[:, 0] > 0).unsqueeze(1)
     replaced = x.masked_scatter(rows, layer(x[rows[:, 0]])).masked_scatter(x > 1, x[x > 1] - 1)
-    return made, put, twice, replaced
+    steps, which = x * 1, x[:, 1] > 0
+    added, others = layer(steps[which]), layer(steps[~which])
+    steps[~which] += others
+    steps[which] += added
+    return made, put, twice, replaced, steps
 
 
 def counted(layer: Any, x: Any) -> Any:
