@@ -14,10 +14,13 @@ from typing import Any
 
 from ..runtime.dtypes import DType
 from .attention import block_of, operands_of, scaling, strides_by_name, to_launch
+from .builder import product
 from .own_launch import own_launch
 from .tape import Allocate, ExternCall, OwnLaunch, Window
 
 _MOST_ROWS = 16
+_MOST_FETCHED_NBYTES = 8 << 20
+"""Of keys, and of values: a small part of the L2 cache of a GPU whose kernels wait by themselves (50 MB)."""
 FEWEST_KEYS = 256
 _FEWEST_STEPS = 4
 """Of a program, where there are more programs than a GPU needs to be busy."""
@@ -277,7 +280,7 @@ def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window, taken: _
     hints = "".join(
         _FETCHES.format(name=name, row=each.sizes[3] * each.dtype.itemsize)
         for name, each in (("key", key), ("value", value))
-        if _has_dense_spans(each)
+        if _is_worth_fetching(each)
     )
     grid = ("SPLITS", f"{batch} * KEY_HEADS", "-(GROUP * ROWS // -BLOCK_M)")
     return own_launch(
@@ -286,17 +289,18 @@ def _parts(call: ExternCall, shape: Shape, sums: Window, marks: Window, taken: _
     )  # fmt: skip
 
 
-def _has_dense_spans(window: Window) -> bool:
-    """Whether rows of a head lie one behind the other, at multiples of 16 bytes."""
-    batch, heads, rows, last = window.strides
-    if (
-        not all(isinstance(each, int) for each in (batch, heads, rows))
-        or rows != window.sizes[3]
-        or last != 1
-    ):
+def _is_worth_fetching(window: Window) -> bool:
+    """Whether keys or values fit into the cache, rows one behind the other, at multiples of 16 bytes."""
+    sizes, (batch, heads, rows, last) = window.sizes, window.strides
+    strides = (batch, heads, rows)
+    if not all(isinstance(each, int) for each in (*sizes, *strides)) or rows != sizes[3] or last != 1:
         return False
-    return window.is_aligned and all(
-        isinstance(each, int) and each * window.dtype.itemsize % 16 == 0 for each in (batch, heads, rows)
+    numel = product(sizes)
+    return (
+        isinstance(numel, int)
+        and numel * window.dtype.itemsize <= _MOST_FETCHED_NBYTES
+        and window.is_aligned
+        and all(isinstance(each, int) and each * window.dtype.itemsize % 16 == 0 for each in strides)
     )
 
 

@@ -159,16 +159,17 @@ def test_the_cache_is_fetched_while_the_kernel_waits() -> None:
     assert [code.waits for code in kernel.codes] == [False, True, False]
 
 
-def test_caches_whose_rows_are_apart_are_not_fetched() -> None:
-    query, keys = Window("q", DType.FLOAT16, (1, 8, 1, 64), (512, 64, 64, 1)), (1, 4, 2048, 64)
-    apart, dense = (
-        Window("k", DType.FLOAT16, keys, s) for s in ((524288, 64, 256, 1), (524288, 131072, 64, 1))
-    )
-    for key, count in ((apart, 0), (dense, 2)):
-        operands = (query, key, key, None, 0.125, False)
-        parts, _ = (
-            step.kernel
-            for step in to_steps(ExternCall("devplan.attention.default", operands, {}, (query,)))
-            if isinstance(step, OwnLaunch)
-        )
-        assert that_waits(parts).source.count("prefetch") == count
+@pytest.mark.parametrize(
+    ("batch", "strides", "count"),
+    [
+        (1, (524288, 131072, 64, 1), 2),
+        (1, (524288, 64, 256, 1), 0),  # rows of a head stand apart
+        (32, (524288, 131072, 64, 1), 0),  # 33 MB each: more than the L2 cache is to hold of them
+    ],
+)
+def test_which_caches_are_fetched(batch: int, strides: tuple[int, ...], count: int) -> None:
+    query = Window("q", DType.FLOAT16, (batch, 8, 1, 64), (512, 64, 64, 1))
+    key = Window("k", DType.FLOAT16, (batch, 4, 2048, 64), strides)
+    call = ExternCall("devplan.attention.default", (query, key, key, None, 0.125, False), {}, (query,))
+    parts, _ = (step.kernel for step in to_steps(call) if isinstance(step, OwnLaunch))
+    assert that_waits(parts).source.count("prefetch") == count
