@@ -32,9 +32,9 @@ class BenchResult:
 
     A part is None where it cannot be told apart (a method that branches). ``memory`` is in bytes, None where
     the device has no such number. ``measured_total`` is by how much the driver's free memory fell from the
-    bare context to the loaded program after its calls; ``code`` what loading its kernels took, ``context``
-    what is still gone when a program has run and was closed (handles and code of CUDA and its libraries),
-    ``rounding`` what is lost to whole pages. ``staging`` is on the host.
+    bare context to the loaded program after its calls; ``code`` what loading its kernels and libraries took,
+    ``context`` what is still gone when a program has run and was closed (handles and code of CUDA and its
+    libraries), ``rounding`` what is lost to whole pages. ``staging`` is on the host.
     """
 
     method: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..backend import Operand, Step
 from ..errors import DeviceError, DevplanError, ExecutionError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..tensor import DeviceTensor
 
 _WARP = 32
+_Loaded = TypeVar("_Loaded")
 
 _LIBRARIES = {"matmul": "cublaslt", "convolution": "cudnn", "attention": "cudnn"}
 """Which library serves a function of `runtime.library`; `fill` needs none."""
@@ -54,9 +55,9 @@ class CudaBackend(GpuContext):
         self.tuning: Mapping[str, int] = {}
         """Which of a library's algorithms to take, by the call's key; see `runtime.tune`."""
         self.counts_code = False
-        """Whether to ask, at each kernel that is loaded, what memory that takes: `bench` does."""
+        """Whether to ask what memory each kernel and library call takes when it is loaded: `bench` does."""
         self.code_nbytes = 0
-        """Device bytes that loading kernels took, where they are counted."""
+        """Device bytes that loading kernels and libraries took, where they are counted."""
         self.launches_early = os.environ.get("DEVPLAN_EARLY_LAUNCH", "1") != "0"
         """Whether a kernel that waits by itself is launched while the one before it ends."""
 
@@ -82,13 +83,20 @@ class CudaBackend(GpuContext):
         if name not in self._functions:
             if name not in self._kernels:
                 raise ExecutionError(f"kernel `{name}` was not loaded")
-            before = self.memory_info()[0] if self.counts_code else 0
-            module, function = load_function(self._cu, self._kernels[name][1], name)
-            if self.counts_code:
-                self.code_nbytes += max(before - self.memory_info()[0], 0)
+            code = self._kernels[name][1]
+            module, function = self._counted(lambda: load_function(self._cu, code, name))
             (self._owner or self)._modules.append(module)
             self._functions[name] = function
         return self._functions[name]
+
+    def _counted(self, load: Callable[[], _Loaded]) -> _Loaded:
+        """What ``load`` gives, the memory that it takes added to ``code_nbytes`` where that is counted."""
+        if not self.counts_code:
+            return load()
+        before = self.memory_info()[0]
+        loaded = load()
+        self.code_nbytes += max(before - self.memory_info()[0], 0)
+        return loaded
 
     def bind(
         self,
@@ -154,7 +162,7 @@ class CudaBackend(GpuContext):
             return bind_fill(self, operands[call.writes[0]], call.attribute("value"))
         library = _LIBRARIES.get(call.function)
         if library is not None:
-            step: Step = self.library(library).bind(call, operands)
+            step: Step = self._counted(lambda: self.library(library).bind(call, operands))
             return step
         raise DeviceError(
             f"library function `{call.function}` is not served on CUDA",

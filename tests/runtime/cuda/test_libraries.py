@@ -369,6 +369,23 @@ def test_a_cudnn_kernel_on_a_stream_waits_too(gpu: CudaBackend, dnn: FakeCudnn, 
     assert cu.names().count("cuMemFree") == 1
 
 
+def test_the_memory_that_a_library_takes_is_counted_on_request(
+    gpu: CudaBackend, dnn: FakeCudnn, cu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [1 << 36]
+
+    def create_handle() -> str:
+        free[0] -= 2 << 20
+        return "handle"
+
+    monkeypatch.setattr(dnn, "create_handle", create_handle)
+    monkeypatch.setattr(cu, "_cuMemGetInfo", lambda: (free[0], 1 << 37), raising=False)
+    gpu.counts_code = True
+    for _ in range(2):
+        gpu.bind(convolution(), IMAGES, {})
+    assert gpu.code_nbytes == 2 << 20
+
+
 def test_engines_keep_within_the_planned_workspace(gpu: CudaBackend, dnn: FakeCudnn) -> None:
     dnn.needs = [1000, 64]
     gpu.bind(convolution(), IMAGES, {})
