@@ -53,6 +53,9 @@ def load(
         from .cuda import warm
 
         warm.begin_driver()
+        number = (device or "").partition(":")[2] or "0"
+        if device is not None and not device_map and number.isdigit():  # known before the file is read
+            warm.begin_context(int(number))
     from .artifact import read
 
     artifact = read(Path(path), weights=[Path(file) for file in weights])

@@ -66,7 +66,9 @@ def wait_for_library(name: str) -> None:
 def _begin(name: str, work: Callable[[], None]) -> None:
     with _lock:
         if name not in _begun:
-            _begun[name] = threading.Thread(target=work, name=f"devplan {name}", daemon=True)
+            # Python waits for it where a process ends early, as after bad input: a daemon thread that comes
+            # back from the driver then would abort the process, and its exit code would be lost.
+            _begun[name] = threading.Thread(target=work, name=f"devplan {name}", daemon=False)
             _begun[name].start()
 
 

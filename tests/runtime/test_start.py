@@ -12,7 +12,7 @@ from devplan.runtime import load
 from devplan.runtime.artifact import write
 from devplan.runtime.cuda import warm
 from devplan.runtime.dtypes import DType
-from devplan.runtime.errors import UsageError
+from devplan.runtime.errors import ArtifactError, UsageError
 from devplan.runtime.tune import Tuning
 
 
@@ -40,6 +40,22 @@ def test_the_gpu_is_begun_for_what_the_program_needs(artifact: Path, begun: list
     with load(artifact, notify=lambda line: None):
         pass
     assert begun == [("begin_driver",), ("begin_context", 0), ("begin_cublaslt", 0, DType.FLOAT16)]
+
+
+@pytest.mark.parametrize(("device", "ordinal"), [("cuda", 0), ("cuda:2", 2)])
+def test_a_named_gpu_is_begun_while_the_file_is_read(
+    tmp_path: Path, begun: list[Any], device: str, ordinal: int
+) -> None:
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        load(tmp_path / "missing.pte", device)
+    assert begun == [("begin_driver",), ("begin_context", ordinal)]
+
+
+@pytest.mark.parametrize("given", [{}, {"device_map": {"cuda:0": "cuda:1"}}, {"device": "cuda:x"}])
+def test_a_gpu_that_is_not_known_is_not_begun(tmp_path: Path, begun: list[Any], given: Any) -> None:
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        load(tmp_path / "missing.pte", **given)
+    assert begun == [("begin_driver",)]
 
 
 def test_nothing_is_begun_for_the_emulator(artifact: Path, begun: list[Any]) -> None:

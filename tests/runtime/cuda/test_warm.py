@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,19 @@ def test_without_a_driver_nothing_is_said_here(cu: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(cu, "cuInit", missing, raising=False)
     warm.begin_context(0)
     assert warm.take_context(0) is None
+
+
+def test_a_process_that_ends_early_waits_for_what_was_begun() -> None:
+    """Else a thread that comes back from the driver while Python shuts down aborts it, and the code is lost."""
+    text = """
+import sys, time
+from devplan.runtime.cuda import warm
+warm._initialise = lambda: (time.sleep(0.3), print("initialised"))
+warm.begin_driver()
+sys.exit(2)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "initialised\n", "")
 
 
 def test_cublaslt_is_found_in_wheels_along_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
