@@ -23,6 +23,8 @@ class Declared:
 
     dims: Mapping[Place, torch.export.Dim]
     """Dimensions with a `Dim` of their own, which has a name and bounds."""
+    roots: Mapping[Place, torch.export.Dim]
+    """Dimensions that are computed from a `Dim`, as ``2 * n`` is, with what they are computed from."""
     is_complete: bool
     """Whether these are all: false where torch is to find out (hints, expressions, saved programs)."""
 
@@ -30,13 +32,15 @@ class Declared:
 def declared(method: MethodSource) -> Declared:
     """The dimensions that the method's ``dynamic_shapes`` name."""
     if method.exported is not None:
-        return Declared({}, False)
+        return Declared({}, {}, False)
     try:
         entries = list(_entries(method))
     except (AttributeError, LookupError, TypeError, ValueError):  # torch says better what is wrong with them
-        return Declared({}, False)
+        return Declared({}, {}, False)
     dims = {place: entry for place, entry in entries if type(entry) is torch.export.Dim}
-    return Declared(dims, len(dims) == len(entries))
+    derived = {place: getattr(entry, "root", None) for place, entry in entries}
+    roots = {place: root for place, root in derived.items() if isinstance(root, torch.export.Dim)}
+    return Declared(dims, roots, len(dims) == len(entries))
 
 
 def parameter_names(method: MethodSource, count: int) -> list[str]:

@@ -295,8 +295,10 @@ def _symbols(
 ) -> tuple[Symbol, ...]:
     """Every dynamic dimension with its declared bounds; a missing maximum is refused by name."""
     nodes = {n.name: n for n in placeholders}
-    dims = declared(method).dims
+    said = declared(method)
+    dims = said.dims
     found: dict[str, Symbol] = {}
+    derived: list[tuple[InputSpec, int, Any]] = []
     for spec in inputs:
         value = nodes[spec.node].meta.get("val")
         if not isinstance(value, torch.Tensor):
@@ -306,13 +308,40 @@ def _symbols(
                 name = str(extent.node.expr)
                 dim = dims.get((spec.name, dimension))
                 if name not in found:
-                    lower, upper = bound_of(exported, extent)
-                    if upper is None:
-                        raise UnsupportedOperatorError(
-                            f"dimension {dimension} of input `{spec.name}` has no declared maximum",
-                            hint="give one: `torch.export.Dim('n', max=...)`",
-                        )
-                    found[name] = Symbol(name, lower, upper, spec.name, dimension)
+                    found[name] = _symbol(exported, spec, dimension, extent)
                 if dim is not None and not found[name].label:
                     found[name] = replace(found[name], label=dim.__name__)
+            elif isinstance(extent, torch.SymInt):
+                derived.append((spec, dimension, extent))
+    for (
+        spec,
+        dimension,
+        extent,
+    ) in derived:  # no dimension is the symbol: the runtime solves for it
+        (root,) = extent.node.expr.free_symbols
+        if str(root) not in found:
+            made, dim = (
+                _symbol(exported, spec, dimension, extent, root),
+                said.roots.get((spec.name, dimension)),
+            )
+            if dim is not None:
+                made = replace(made, lower=max(int(dim.min), 1), label=dim.__name__)
+            found[str(root)] = made
     return tuple(found.values())
+
+
+def _symbol(
+    exported: torch.export.ExportedProgram,
+    spec: InputSpec,
+    dimension: int,
+    extent: torch.SymInt,
+    root: Any = None,
+) -> Symbol:
+    """The symbol that a dimension is, or of which it is a multiple and the like."""
+    lower, upper = bound_of(exported, extent, root)
+    if upper is None:
+        raise UnsupportedOperatorError(
+            f"dimension {dimension} of input `{spec.name}` has no declared maximum",
+            hint="give one: `torch.export.Dim('n', max=...)`",
+        )
+    return Symbol(str(extent.node.expr if root is None else root), lower, upper, spec.name, dimension)

@@ -25,6 +25,7 @@ from .ledger import copy_kind
 from .lower_control_flow import ControlFlowLowering
 from .lower_host import HostLowering
 from .lower_region import Lowering, TapeLowering, local_copy
+from .narrowed import Narrowing
 from .placed import Node, NodeKind, PlacedGraph
 from .region_graph import RegionGraph, extract
 from .sizes import to_dtype, to_size
@@ -241,17 +242,19 @@ class _MethodLowering:
 
         self._align_inputs(nodes)
         graph, inputs = self._extract(nodes, wanted, updates, torch.device("cuda", 0))
-        shape_env = next((t.fake_mode.shape_env for t in graph.examples if hasattr(t, "fake_mode")), None)
+        shape_env = next(filter(None, map(_shape_env, graph.examples)), None)
+        narrowing = Narrowing(shape_env, self._placed.symbols)
         with inductor.described_target(self._how.target):
             fuse_cached_attention(graph.module)
             fuse_row_products(graph.module)
             fuse_linears(graph.module)
             fuse_convolutions(graph.module, lambda name: self._store_channels_last(name, graph))
-            traced, mode = inductor.trace_on_target(graph.module, graph.examples, shape_env)
+            traced, mode = inductor.trace_on_target(graph.module, graph.examples, shape_env, narrowing.check)
             self._lay_out_weights(inductor.channels_last_weights(traced), traced, graph)
             inputs = [self._builder.values[value.name] for value in inputs]
             fakes = [self._fake(mode, e, v) for e, v in zip_longest(graph.examples, inputs)]
             tape = inductor.lower_graph(traced, fakes, mode)
+            narrowing.check(f"region {index}")
         lowering = TapeLowering(self._builder, tape, inputs, device, index, self._how)
         made = lowering.run(wanted)
         self._kernels.update({spec.name: spec for spec in lowering.kernels.values()})
@@ -365,6 +368,11 @@ class _MethodLowering:
     def _own_output(self, value: str, name: str) -> str:
         device = self._builder.storage_of(value).device
         return local_copy(self._builder, value, name, device, -1, "the caller gets memory of their own").name
+
+
+def _shape_env(example: Any) -> Any:
+    """Where the symbols of an example, a fake tensor or a symbolic integer, are known."""
+    return getattr(getattr(example, "fake_mode", None) or getattr(example, "node", None), "shape_env", None)
 
 
 def _device(node: Node) -> Device:

@@ -180,15 +180,13 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
 def addmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     """As ``aten.addmm`` and ``aten.baddbmm`` where libraries do not add such a tensor; else NotImplemented.
 
-    They add a matrix as large as the product, times any factor, or a row as it is.
+    They add a matrix as large as the product, times any factor, or a row as it is. Sizes are compared as texts:
+    a comparison of dynamic ones would be a condition on them.
     """
     rows, columns = a.size(-2), b.size(-1)
-    is_line = added.dim() == 1 or (added.dim() == 2 and is_one(added.shape[0]))
-    is_row = a.dim() == 2 and beta == 1 and is_line and added.shape[-1] == columns
-    whole = (*a.shape[:-2], rows, columns)
-    # Tuples of other lengths are compared too, extent by extent, which would fix a dynamic one.
-    has_rank = added.dim() == len(whole)
-    is_whole = has_rank and tuple(added.shape) == whole and (0 not in added.stride() or 1 in whole)
+    shape, whole = list(map(str, added.shape)), list(map(str, (*a.shape[:-2], rows, columns)))
+    is_row = a.dim() == 2 and beta == 1 and shape in ([str(columns)], ["1", str(columns)])
+    is_whole = shape == whole and ("0" not in map(str, added.stride()) or "1" in whole)
     if beta == 0 or is_row or is_whole or not a.is_floating_point():
         return NotImplemented
     product = torch.matmul(a, b)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .sizes import bound_of
+
 aten = torch.ops.aten
 
 SHORT = 512
@@ -20,12 +22,20 @@ SHORT = 512
 
 def sort(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
     """As ``aten.sort.stable``, for long rows; NotImplemented for short ones."""
-    if x.dim() == 0 or x.size(dim) <= SHORT:
+    if x.dim() == 0 or most_of(x.size(dim)) <= SHORT:
         return NotImplemented
     rows = x.movedim(dim, -1).contiguous()
     keys = _keys(rows, descending)
     places = _merged(keys.reshape(-1, rows.size(-1))).reshape(rows.shape)
     return rows.gather(-1, places).movedim(-1, dim), places.movedim(-1, dim)
+
+
+def most_of(extent: int | torch.SymInt) -> int:
+    """An extent, or the bound of a dynamic one: rows of dynamic length are sorted at their bound."""
+    most = extent if isinstance(extent, int) else bound_of(None, extent)[1]
+    if most is None:
+        raise NotImplementedError("rows without a bound on their length are not sorted")
+    return most
 
 
 def _keys(rows: Tensor, descending: bool) -> Tensor:
@@ -46,10 +56,10 @@ def _keys(rows: Tensor, descending: bool) -> Tensor:
 def _merged(keys: Tensor) -> Tensor:
     """Where the elements of sorted rows come from; ``keys`` are [rows, length]."""
     rows, length = keys.shape
-    runs = 1
-    while -(-length // runs) > SHORT:
+    most, runs = most_of(length), 1
+    while -(-most // runs) > SHORT:
         runs *= 2
-    piece = -(-length // runs)
+    piece = -(-most // runs)
     keys, places = stable_sort(_padded(keys, runs * piece).reshape(rows * runs, piece), -1)
     start = torch.arange(runs, device=keys.device) * piece
     places = places.reshape(rows, runs, piece) + start[:, None]  # equal elements stand before the padding
@@ -61,8 +71,10 @@ def _merged(keys: Tensor) -> Tensor:
 
 def _padded(keys: Tensor, length: int) -> Tensor:
     """Rows with the largest key behind them; `torch.nn.functional.pad` would take that through float64."""
-    most = keys.new_full((*keys.shape[:-1], length - keys.size(-1)), torch.iinfo(keys.dtype).max)
-    return torch.cat([keys, most], -1)
+    given = keys.size(-1)
+    missing = length - given if isinstance(given, int) else length  # a dynamic number might be none
+    most = keys.new_full((*keys.shape[:-1], missing), torch.iinfo(keys.dtype).max)
+    return torch.cat([keys, most], -1)[..., :length]
 
 
 def _merge(keys: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +114,7 @@ def topk(
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     rows = x.movedim(dim, -1)
-    if rows.size(-1) <= SHORT or k > SHORT // 2:
+    if most_of(rows.size(-1)) <= SHORT or k > SHORT // 2:
         values, indices = stable_sort(rows, -1, largest)
         values, indices = values[..., :k], indices[..., :k]
     else:
@@ -113,7 +125,7 @@ def topk(
 
 def _smallest(keys: Tensor, k: int) -> Tensor:
     """Where the ``k`` smallest of each row are, in order: those of all pieces, then those of what is left."""
-    length = keys.size(-1)
+    length = most_of(keys.size(-1))
     if length <= SHORT:
         return stable_sort(keys, -1)[1][..., :k]
     count = -(-length // SHORT)

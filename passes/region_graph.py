@@ -65,23 +65,31 @@ def _inputs(nodes: Sequence[Node], updates: Sequence[tuple[str, str]]) -> tuple[
 class NamingInterpreter(torch.fx.Interpreter):
     """Runs a region's graph; what fails becomes an UnsupportedOperatorError with operator and user's line."""
 
-    def __init__(self, module: torch.fx.GraphModule) -> None:
+    def __init__(
+        self, module: torch.fx.GraphModule, check: Callable[[str], None] = lambda where: None
+    ) -> None:
         super().__init__(module)
-        self.extra_traceback = False
+        self.extra_traceback, self._check = False, check
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """One operator."""
         try:
-            return super().run_node(n)
+            made = super().run_node(n)
         except DevplanError:
             raise
         except Exception as error:
             raise cannot_lower(n, error) from error
+        self._check(f"operator `{_name(n)}` {origin_of([n])}")
+        return made
+
+
+def _name(node: torch.fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
 
 
 def cannot_lower(node: torch.fx.Node | None, error: Exception) -> UnsupportedOperatorError:
     """The refusal for a node at which tracing or lowering failed."""
-    name = "the graph" if node is None else f"operator `{getattr(node.target, '__name__', node.target)}`"
+    name = "the graph" if node is None else f"operator `{_name(node)}`"
     first = (str(error).strip() or "no message").splitlines()[0]
     where = "" if node is None else f" {origin_of([node])}"
     why = f"{type(error).__name__}: {first}{where}"

@@ -12,6 +12,7 @@ from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._sympy.functions import FloorDiv, FloorToInt, ToFloat, TruncToInt
 from torch.utils._sympy.printers import PythonPrinter
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "depends_on_data",
     "fake_mode",
     "higher_order",
+    "in_integers",
     "is_composite",
     "is_higher_order",
     "make_fx",
@@ -31,6 +33,25 @@ __all__ = [
 def python_text(expression: Any) -> str:
     """A sympy expression in Python's syntax."""
     return str(PythonPrinter().doprint(sympy.sympify(expression)))
+
+
+def in_integers(expression: Any) -> Any:
+    """A size without the binary fractions that it is rounded from: ``trunc(1.5 * n)`` is ``3 * n // 2``.
+
+    Other factors are left: their products are rounded, so that no integer arithmetic gives the same.
+    """
+
+    def rounded(whole: Any) -> Any:
+        exact = whole.args[0].replace(lambda e: isinstance(e, ToFloat), lambda e: e.args[0])
+        exact = exact.replace(lambda e: e.is_Float, lambda e: sympy.Rational(float(e)))
+        numerator, denominator = sympy.fraction(sympy.together(exact))
+        is_short = denominator.is_Integer and int(denominator) <= _LONGEST_FRACTION
+        return FloorDiv(numerator, denominator) if is_short else whole
+
+    return sympy.sympify(expression).replace(lambda e: isinstance(e, TruncToInt | FloorToInt), rounded)
+
+
+_LONGEST_FRACTION = 1 << 16
 
 
 def depends_on_data(extent: torch.SymInt) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 from unittest import mock
@@ -22,6 +22,7 @@ import torch._inductor.config as inductor_config
 import torch._inductor.fx_passes.misc_patterns as misc_patterns
 import torch._inductor.runtime.triton_helpers as triton_helpers
 import torch.utils._triton
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import compile_fx, ir
 from torch._inductor import lowering as inductor_lowering
@@ -224,22 +225,32 @@ def trace_on_target(
     graph: torch.fx.GraphModule,
     inputs: Sequence[Any],
     shape_env: Any,
+    check: Callable[[str], None] = lambda where: None,
 ) -> tuple[torch.fx.GraphModule, FakeTensorMode]:
     """Trace a graph again on fake CUDA tensors, decomposed the way Inductor likes it.
+
+    ``check`` is called after each operator, with what it is and where.
 
     ``inputs`` are fake or real example values of the placeholders (symbolic integers stay themselves).
     Factories in the graph must already name the CUDA device.
     """
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
     fakes = [on_target(mode, value) for value in inputs]
-    with mode, torch.no_grad(), preserve_node_meta():
+    # Composite operators take symbolic sizes only where Python takes them apart.
+    dispatch = enable_python_dispatcher() if any(map(_is_dynamic, fakes)) else contextlib.nullcontext()
+    with mode, torch.no_grad(), preserve_node_meta(), dispatch:
         traced = make_fx(
-            lambda *args: NamingInterpreter(graph).run(*args),
+            lambda *args: NamingInterpreter(graph, check).run(*args),
             decomposition_table=decomposition_table(),
             tracing_mode="real",
         )(*fakes)
     # Traced layer by layer, a model computes its masks and positions once for each layer.
     return torch.fx.GraphModule(traced, fx_graph_cse(traced.graph)), mode
+
+
+def _is_dynamic(value: Any) -> bool:
+    extents = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return any(isinstance(extent, torch.SymInt) for extent in extents)
 
 
 def on_target(mode: FakeTensorMode, value: Any, strides: Sequence[int] | None = None) -> Any:
@@ -261,6 +272,11 @@ def channels_last_weights(traced: torch.fx.GraphModule) -> list[str]:
         n.args[1] for n in convolutions if n.args[1].op == "placeholder" and n.args[1].meta["val"].dim() == 4
     ]
     return [w.name for w in weights if all(user in convolutions for user in w.users)]
+
+
+def _size(value: Any) -> Size:
+    """A size in the symbols that the method has: equal dimensions are one of them."""
+    return to_size(V.graph.sizevars.shape_env.replace(value) if isinstance(value, sympy.Expr) else value)
 
 
 class _RecordingLines(list[Any]):
@@ -419,9 +435,9 @@ class _Reader:
         return Window(
             node.get_name(),
             to_dtype(layout.dtype),
-            tuple(to_size(s) for s in layout.size),
-            tuple(to_size(s) for s in layout.stride),
-            to_size(offset),
+            tuple(_size(s) for s in layout.size),
+            tuple(_size(s) for s in layout.stride),
+            _size(offset),
         )
 
     def _read_AllocateLine(self, line: lines.AllocateLine, origin: SourceLocation) -> None:
@@ -429,15 +445,15 @@ class _Reader:
         if isinstance(node, WorkspaceArg):
             zero = node.zero_mode != WorkspaceZeroMode.UNINITIALIZED
             dtype = to_dtype(node.dtype)
-            window = Window(node.get_name(), dtype, (to_size(node.count),), (1,))
-            nbytes = to_size(node.count * dtype.itemsize)
+            window = Window(node.get_name(), dtype, (_size(node.count),), (1,))
+            nbytes = _size(node.count * dtype.itemsize)
             self._steps.append(Allocate(window, nbytes, fill_zero=zero, is_workspace=True))
             return
         if node.get_name() in self._lowering.removed_buffers:
             return
         window = self._window(node)
         elements = self._lowering.get_allocation_storage_size(node)
-        self._steps.append(Allocate(window, to_size(elements * window.dtype.itemsize)))
+        self._steps.append(Allocate(window, _size(elements * window.dtype.itemsize)))
 
     def _read_ReuseLine(self, line: lines.ReuseLine, origin: SourceLocation) -> None:
         if line.node.get_name() in self._lowering.removed_buffers:
@@ -450,9 +466,9 @@ class _Reader:
         window = Window(
             line.reused_as.get_name(),
             to_dtype(layout.dtype),
-            tuple(to_size(s) for s in layout.size),
-            tuple(to_size(s) for s in layout.stride),
-            to_size(layout.offset),
+            tuple(_size(s) for s in layout.size),
+            tuple(_size(s) for s in layout.stride),
+            _size(layout.offset),
         )
         self._steps.append(Alias(window, line.node.get_name()))
 
@@ -478,7 +494,7 @@ class _Reader:
             given = given.xreplace(
                 {s: self._computed[str(s)] for s in given.free_symbols if str(s) in self._computed}
             )
-        return to_size(given)
+        return _size(given)
 
     def _read_ExternKernelOutLine(self, line: lines.ExternKernelOutLine, origin: SourceLocation) -> None:
         node = line.node
@@ -494,7 +510,7 @@ class _Reader:
         for one in made:
             out = self._window(one)
             elements = self._lowering.get_allocation_storage_size(one)
-            self._steps.append(Allocate(out, to_size(elements * out.dtype.itemsize)))
+            self._steps.append(Allocate(out, _size(elements * out.dtype.itemsize)))
             outs.append(out)
         self._extern(node, tuple(outs), origin)
 
