@@ -180,8 +180,8 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
 def addmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     """As ``aten.addmm`` and ``aten.baddbmm`` where libraries do not add such a tensor; else NotImplemented.
 
-    They add a matrix as large as the product, times any factor, or a row as it is. Sizes are compared as texts:
-    a comparison of dynamic ones would be a condition on them.
+    They add a matrix as large as the product, times any factor, or a row as it is. Sizes are compared as
+    texts: a comparison of dynamic ones would be a condition on them.
     """
     rows, columns = a.size(-2), b.size(-1)
     shape, whole = list(map(str, added.shape)), list(map(str, (*a.shape[:-2], rows, columns)))
