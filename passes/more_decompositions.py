@@ -10,7 +10,6 @@ from torch import Tensor
 
 from . import embedding_bag as bag_kernel
 from . import grouped_product as grouped_kernel
-from .attention import is_one
 
 
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
