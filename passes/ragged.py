@@ -24,12 +24,14 @@ from .ragged_rules import (
     Ragged,
     bounds_of,
     counted_by,
+    filled_by_mask,
     finds,
     note_bounds,
     note_equal,
     ragged_axes,
     refusal,
     rule_of,
+    size_key,
     symbols_of,
     tensors,
     unbounded,
@@ -108,6 +110,8 @@ class _Padding:
         """Every count that was made, by its node."""
         self.wanted: dict[torch.fx.Node, None] = {}
         """Those that have to leave the method: for a result, or for the check of a declared bound."""
+        self.origins: dict[torch.fx.Node, torch.fx.Node] = {}
+        """The mask that a count is of; counts of one mask are equal."""
         self.numbers: set[torch.fx.Node] = set()
         """Counts that are results themselves."""
         self.symbols = {
@@ -187,11 +191,13 @@ class _Padding:
         taken = {spec.name for spec in self.counts.values()}
         unique = next(n for n in (name, *(f"{name}.{i}" for i in range(2, 1 << 20))) if n not in taken)
         self.counts[count] = CountSpec(unique, count.name, lower, upper, origin_of([node]))
+        self.origins[count] = finds(node) or count
         if most is None or upper < most or lower > 0:
             self.wanted[count] = None
 
     def _apply(self, node: torch.fx.Node) -> None:
         rule = rule_of(node)
+        self._require_equal(node)
         if not any(tensors(n) or n in self.known for n in node.all_input_nodes):
             raise refusal(node)
         flat: list[torch.fx.Node] = []
@@ -215,6 +221,24 @@ class _Padding:
             return tuple(part for leaf in leaves for part in _parts(leaf))
 
         self._keep(node, shape, inline(run, flat, node))
+
+    def _require_equal(self, node: torch.fx.Node) -> None:
+        """Torch takes sizes for one where an operator needs that: check it where they are counted apart."""
+        alike: dict[Any, torch.fx.Node] = {}
+        for given in node.all_input_nodes:
+            known = self.known.get(given)
+            if isinstance(known, Ragged):
+                first = alike.setdefault(size_key(counted_by(tensors(given)[0]), node), known.count)
+                if self.origins[first] is not self.origins[known.count]:
+                    self._check_difference(node, *inline(_difference, [first, known.count], node))
+        if (mask := filled_by_mask(node)) is not None:
+            counts = [count for count in alike.values() if self.origins[count] is not mask]
+            for count in counts:
+                self._check_difference(node, *inline(_difference_to_mask, [mask, count], node))
+
+    def _check_difference(self, node: torch.fx.Node, count: torch.fx.Node) -> None:
+        self.counts[count] = CountSpec(f"{count.name} difference", count.name, 0, 0, origin_of([node]))
+        self.wanted[count] = None
 
     def _keep(self, node: torch.fx.Node, shape: list[Any], made: list[torch.fx.Node]) -> None:
         kind = shape[-1]
@@ -245,6 +269,14 @@ class _Padding:
         node.replace_all_uses_with(made)
         self.method.rename_ends(node.name, made.name)
         self.replaced.append(node)
+
+
+def _difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return (first - second).abs()
+
+
+def _difference_to_mask(mask: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    return ((mask != 0).sum() - count).abs()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,6 +82,15 @@ def finds(node: torch.fx.Node) -> torch.fx.Node | None:
     return found
 
 
+def filled_by_mask(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The mask at whose true elements an operator puts values, of which there must be as many."""
+    if not str(node.target).startswith("aten.index_put"):
+        return None
+    indices: Any = node.args[1]
+    masks = [i for i in indices if isinstance(i, torch.fx.Node) and i.meta["val"].dtype == torch.bool]
+    return masks[0] if masks else None
+
+
 def note_bounds(nodes: Iterable[torch.fx.Node]) -> None:
     """Let all that look for the true elements of one mask know the least bound that was declared for any."""
     least: dict[torch.fx.Node, int] = {}
@@ -94,7 +104,7 @@ def note_bounds(nodes: Iterable[torch.fx.Node]) -> None:
 
 
 def note_equal(nodes: Iterable[torch.fx.Node]) -> None:
-    """Let all operators know which sizes are one: those of what is found with the same mask."""
+    """Let all operators know which sizes are one: of what one mask finds, or what is asserted to be equal."""
     first: dict[torch.fx.Node, Any] = {}
     equal: dict[Any, Any] = {}
     for node in nodes:
@@ -103,6 +113,11 @@ def note_equal(nodes: Iterable[torch.fx.Node]) -> None:
         extent: Any = None if mask is None else counted_by(tensors(node)[0])
         if mask is not None and isinstance(extent, torch.SymInt):
             equal[extent.node.expr] = first.setdefault(mask, extent.node.expr)
+        sides = node.all_input_nodes if node.target is operator.eq else []
+        if len(sides) == 2 and isinstance(node.meta.get("val"), torch.SymBool):
+            left, right = (size_key(side.meta["val"], node) for side in sides)
+            if left.is_symbol and right.is_symbol and left != right:
+                equal[right] = left
 
 
 _BOUND = "bound of what is found"
@@ -239,18 +254,27 @@ def _as_it_is(call: Call) -> Any:
 
 def _of_one_symbol(node: torch.fx.Node) -> bool:
     """Whether all sizes that depend on data are one and the same, and not one of them a multiple."""
-    equal: dict[Any, Any] = node.meta[_EQUAL]
-
-    def among(nodes: Sequence[torch.fx.Node]) -> list[Any]:
-        values = [value for each in nodes for value in tensors(each)]
-        extents: list[Any] = [value.shape[axis] for value in values for axis in ragged_axes(value)]
-        return [extent.node.expr for extent in extents]
-
-    given, made = {equal.get(each, each) for each in among(node.all_input_nodes)}, among([node])
+    given = {size_key(extent, node) for extent in _extents(node.all_input_nodes)}
+    made, equal = _extents([node]), node.meta[_EQUAL]
     target: Any = node.target
     if len(given) == 1 and torch.Tag.pointwise in target.tags:  # torch names the size of a broadcast anew
-        equal |= dict.fromkeys(made, *given)
-    return len(given | {equal.get(each, each) for each in made}) <= 1
+        (one,) = given
+        equal |= {extent.node.expr: one for extent in made if size_key(extent, node) != one}
+    return len(given | {size_key(extent, node) for extent in made}) <= 1
+
+
+def _extents(nodes: Sequence[torch.fx.Node]) -> list[Any]:
+    values = [value for each in nodes for value in tensors(each)]
+    return [value.shape[axis] for value in values for axis in ragged_axes(value)]
+
+
+def size_key(extent: Any, node: torch.fx.Node) -> Any:
+    """A size as something to compare by: those that are equal, as far as is known, are one."""
+    equal: dict[Any, Any] = node.meta[_EQUAL]
+    expression = extent.node.expr
+    while equal.get(expression, expression) != expression:
+        expression = equal[expression]
+    return expression
 
 
 def _sized(call: Call, extent: Any) -> Any:

@@ -61,6 +61,12 @@ class Counts:
 
 
 def _outside(method: str, count: Count, found: int) -> ExecutionError:
+    if count.upper == 0 and count.name.endswith("difference"):
+        return ExecutionError(
+            f"two sizes of method `{method}` that depend on data differ by {found}",
+            why=f"{count.origin} needs them equal",
+            hint="eager PyTorch fails likewise; let the model ask before it computes",
+        )
     is_above = found > count.upper
     bound = f"declared is at most {count.upper}" if is_above else f"the model needs at least {count.lower}"
     return ExecutionError(

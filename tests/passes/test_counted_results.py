@@ -332,3 +332,27 @@ def test_a_size_without_a_bound_is_refused_with_the_way_to_declare_one() -> None
         export_module(Function(function), (X, torch.ones(6, dtype=torch.int64)), device="cuda")
     assert "torch._check(n <= bound)" in (caught.value.hint or "")
     assert "repeat_interleave" in str(caught.value)
+
+
+def test_sizes_that_an_operator_needs_equal_are_compared() -> None:
+    def function(x: Any) -> Any:
+        made = x.clone()
+        made[x[:, 0] > 0] = x[x[:, 1] > 0] + 1
+        left, right = x[x[:, 2] > 0], x[x[:, 3] > 0]
+        torch._check(left.shape[0] == right.shape[0])
+        return left * right, made
+
+    good = torch.tensor([[1.0, -1, 2, -2], [-1, 1, -2, 2], [3, 4, 5, 6]])
+    longer, other = good.clone(), good.clone()
+    longer[1, 2], other[0, 1] = 7, 8
+    with loaded(export_module(Function(function), (good,), device="cuda"), "emulator") as program:
+        for got, want in zip(call(program, good).values(), function(good), strict=True):
+            np.testing.assert_array_equal(got, want.numpy())
+        for x, operator in ((longer, "aten.mul.Tensor"), (other, "aten.index_put")):
+            with pytest.raises((RuntimeError, IndexError)):
+                function(x)
+            with pytest.raises(ExecutionError, match="differ by 1") as caught:
+                call(program, x)
+            assert operator in (caught.value.why or "") and "test_counted_results.py" in (
+                caught.value.why or ""
+            )
