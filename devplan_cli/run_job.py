@@ -98,6 +98,10 @@ def run_order(order: Order, output: Output) -> int:
 
 
 def _call(method: LoadedMethod, inputs: dict[str, Any], order: Order) -> tuple[dict[str, Any], list[float]]:
+    if order.require_cuda_graph:
+        method.prepare()
+        if method.bound is not None:  # else it depends on the sizes, and the first call shows it
+            _check_graph(method, order)
     for _ in range(order.warmup):
         method.run(inputs)
     seconds: list[float] = []

@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from devplan.devplan_cli.main import main
+from devplan.runtime.method import LoadedMethod
+
 from .conftest import MODELS, Made, check_schema, devplan, environment
 
 pytest.importorskip("torch")
@@ -114,6 +117,15 @@ WRONG_INPUTS = {
     "a host": (("--device", "cpu"), 6, "no code for `cpu`"),
     "a GPU": (("--device", "cuda:77"), 6, "(code 6)"),
 }
+
+
+def test_nothing_runs_where_a_graph_is_wanted_and_there_is_none(
+    tiny: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LoadedMethod, "run", lambda *given, **named: pytest.fail("it ran"))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(tiny.path), "--device", "emulator", "--require-cuda-graph"])
+    assert ended.value.code == 1 and "no CUDA graph is used" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", WRONG_INPUTS)
