@@ -214,16 +214,16 @@ _BY_ROW = {
     "embedding", "layer_norm", "rms_norm", "native_layer_norm", "unsqueeze", "squeeze", "select", "slice",
     "transpose", "t", "permute", "glu", "dropout", "cumsum", "index_select", "view", "_unsafe_view",
     "reshape", "flatten", "unflatten", "expand", "zeros_like", "ones_like", "full_like", "empty_like",
-    "stack", "cat",
+    "stack", "cat", "fill", "copy", "select_scatter", "slice_scatter", "gather",
 }  # fmt: skip
 """Operators that may keep rows apart; `_as_it_is` checks that they do."""
 
-_BY_PLACE = {"index", "index_select", "embedding"}
+_BY_PLACE = {"index", "index_select", "embedding", "gather"}
 """Operators that read where integers say; what is behind the count might lead out of the tensor."""
 
 _MIXES = {
     "softmax", "log_softmax", "_softmax", "_log_softmax", "select", "slice", "layer_norm", "rms_norm",
-    "native_layer_norm", "cat", "glu",
+    "native_layer_norm", "cat", "glu", "gather", "select_scatter", "slice_scatter",
 }  # fmt: skip
 """Those of them that mix what is along the dimensions that they name, which the axis must not be among."""
 
@@ -292,10 +292,13 @@ def _sized(call: Call, extent: Any) -> Any:
 
 
 def _names_axis(call: Call, each: Ragged) -> bool:
-    """Whether an operator works along the axis (dimensions are its second argument)."""
+    """Whether an operator works along the axis (its dimensions come second, or behind what is put)."""
     if "norm" in call.name:
         return -each.axis <= len(call.args[1])
-    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", -1 if call.name == "glu" else 0)
+    at = 2 if call.name.endswith("_scatter") else 1
+    if at == 2 and each is not call.args[0]:
+        return False  # what is put in has a dimension less
+    given = call.args[at] if len(call.args) > at else call.kwargs.get("dim", -1 if call.name == "glu" else 0)
     rank: int = each.data.dim()
     return int(given) % rank - rank == each.axis
 
@@ -410,6 +413,14 @@ def _masked_scatter(call: Call) -> Tensor:
     return torch.where(mask, source.data.flatten()[place.clamp(min=0)], x)
 
 
+def _pad(call: Call) -> Any:
+    """Rows are padded each by itself; behind the last row nothing can be added."""
+    x, pads, *_ = call.args
+    if not isinstance(x, Ragged) or any(pads[2 * (-x.axis - 1) :][:2]):
+        raise call.refuse()
+    return _as_it_is(call)
+
+
 def _index_add(call: Call) -> Tensor:
     x, dim, index, source = call.args
     if isinstance(x, Ragged) or not isinstance(index, Ragged) or not isinstance(source, Ragged):
@@ -508,6 +519,8 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "repeat_interleave": _repeat_interleave,
     "masked_select": _masked_select,
     "masked_scatter": _masked_scatter,
+    "pad": _pad,
+    "constant_pad_nd": _pad,
     "index_put": _index_put,
     "index_add": _index_add,
     "unbind": _unbind,

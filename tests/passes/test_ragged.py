@@ -40,6 +40,15 @@ def rows(layer: Any, x: Any) -> Any:
     return chosen.sum(0), chosen.view(-1, 2, 2).transpose(1, 2).sum((0, 1)), torch.softmax(chosen, 0).sum()
 
 
+def framed(layer: Any, x: Any) -> Any:
+    """Rows are padded each by itself, written to by column, and read by place."""
+    chosen = F.pad(x[x[:, 0] > 0], (1, 2), value=3.0)
+    chosen[..., 0] = 5
+    chosen[:, 1:3] = chosen[:, 2:4] * 2
+    place = (chosen > 0).sum(1, keepdim=True) - 1
+    return chosen.sum(0), chosen.gather(1, place).sum()
+
+
 def experts(layer: Any, x: Any) -> Any:
     """A mixture of two experts, each on the rows that chose it."""
     result = torch.zeros_like(x)
@@ -87,7 +96,9 @@ EMPTY = -X.abs() - 1
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("function", [reductions, rows, experts, in_place, counted, from_the_end, extremes])
+@pytest.mark.parametrize(
+    "function", [reductions, rows, framed, experts, in_place, counted, from_the_end, extremes]
+)
 def test_masks_equal_eager(function: Callable[..., Any], device: str) -> None:
     module = Function(function).eval()
     result = export_module(module, (X,), device=device)
