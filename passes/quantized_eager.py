@@ -56,7 +56,8 @@ class RoundedWeights(TorchFunctionMode):
         if func is torch.addmm and len(args) == 3:
             return func(*args[:2], self._weight(args[2], is_flipped=True), **kwargs)
         if self._experts:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, self._expert, (args, kwargs))
+            given = pytree.tree_map_only(torch.Tensor, self._expert, {"args": args, "kwargs": kwargs})
+            return func(*given["args"], **given["kwargs"])
         return func(*args, **kwargs)
 
     def _expert(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -110,7 +110,9 @@ def tile_steps(call: ExternCall, blocks: Blocks) -> tuple[Allocate | OwnLaunch, 
     windows = weight_windows(call.operands)
     arithmetic = arithmetic_of(call.operands, in_halves=blocks.in_halves)
     groups = constants["GROUP"] != 0
-    source = tile_text(Tile(call.operands[5], constants["RUN"], groups, constants["HAS_ZEROS"], arithmetic))
+    source = tile_text(
+        Tile(call.operands[5], constants["RUN"], groups, bool(constants["HAS_ZEROS"]), arithmetic)
+    )
     if blocks.splits == 1:
         whole = windows | {"output": output}
         return (launch(source, whole, {"rows": rows}, strides, constants, grid, output, options),)

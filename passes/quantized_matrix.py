@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import sympy
 import torch
 
 from .own_operators import own_operator
 from .quantized_kernels import EXPAND
 from .quantized_launch import launch, weight_constants, weight_windows
+from .sizes import bound_of
 from .tape import ExternCall, OwnLaunch
 
 OPERATOR = "devplan.quantized_matrix.default"
@@ -42,9 +42,8 @@ def is_better(x: torch.Tensor, outputs: int) -> bool:
     if outputs * int(columns) * x.dtype.itemsize > _MOST_NBYTES:
         return False
     if isinstance(rows, torch.SymInt):
-        node = rows.node
-        most = node.shape_env.bound_sympy(node.expr).upper
-        return isinstance(most, sympy.Integer) and int(most) >= _DYNAMIC_ROWS
+        _, most = bound_of(None, rows)
+        return most is not None and most >= _DYNAMIC_ROWS
     return rows >= (_ROWS_IN_FLOAT32 if x.dtype is torch.float32 else _ROWS)
 
 
