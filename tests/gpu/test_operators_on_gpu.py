@@ -61,6 +61,21 @@ def padded_pool(x: Any) -> Any:
     return F.avg_pool2d(x.relu() + 1, 3, 1, 1)
 
 
+def spelled(query: Any, key: Any, value: Any, sinks: Any) -> Any:
+    """Attention in half precision with capped scores, and with a sink for each head; four heads share one."""
+    query, key, value = query.half(), *(t.half().repeat_interleave(4, 1) for t in (key, value))
+    scores = torch.matmul(query, key.transpose(2, 3)) * 0.6
+    capped = torch.softmax(torch.tanh(scores / 3) * 3, -1, dtype=torch.float32).half()
+    more = sinks.half().reshape(1, -1, 1, 1).expand(query.shape[0], -1, query.shape[2], -1)
+    scores = torch.matmul(query, key.transpose(2, 3)) * 0.2  # read by nothing else, so that it is one kernel
+    both = torch.softmax(torch.cat([scores, more], -1), -1, dtype=torch.float32).half()
+    return torch.matmul(capped, value).float(), torch.matmul(both[..., :-1], value).float()
+
+
+def cells(x: Any, h: Any, w: Any, u: Any) -> Any:
+    return (*torch.lstm_cell(x, (h, h), w, u), torch.gru_cell(x, h, w[:192], u[:192]))
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "grouped, few rows": (grouped, (rand(12, 64), rand(8, 96, 64), torch.arange(1, 9, dtype=torch.int32))),
     "grouped, many rows": (
@@ -71,6 +86,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "order": (order, (rand(3, 20000), (rand(2, 5000) * 2).round())),
     "masks": (masks, (rand(300, 64),)),
     "recurrence": (recurrence, (rand(20, 8, 16), rand(8, 16))),
+    "attention, many rows": (
+        spelled,
+        (rand(2, 8, 200, 64), rand(2, 2, 200, 64), rand(2, 2, 200, 64), rand(8)),
+    ),
+    "attention, one row": (spelled, (rand(2, 8, 1, 64), rand(2, 2, 900, 64), rand(2, 2, 900, 64), rand(8))),
+    "cells": (cells, (rand(3, 40), rand(3, 64), rand(256, 40) / 8, rand(256, 64) / 8)),
     "a pool of one pixel": (padded_pool, (rand(2, 32, 1, 1),)),
 }
 
@@ -100,4 +121,5 @@ def test_on_the_gpu_as_in_eager(name: str) -> None:
         if name.startswith("grouped"):  # eager leaves the rows behind the last end as they were
             got, wanted = got[: int(inputs[2][-1])], wanted[: int(inputs[2][-1])]
         scale = max(float(np.abs(wanted).max(initial=0.0)), 1.0)
-        np.testing.assert_allclose(got, wanted, atol=(1e-2 if name.startswith("grouped") else 1e-5) * scale)
+        is_half = name.startswith(("grouped", "attention"))
+        np.testing.assert_allclose(got, wanted, atol=(1e-2 if is_half else 1e-5) * scale)
