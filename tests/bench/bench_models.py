@@ -166,7 +166,9 @@ def measure(case: Case, repeat: int, limit: float) -> None:
         lines = out.strip().splitlines()
         if process.returncode or not lines:
             log = case.gate(peer).with_suffix(".log").read_text().strip().splitlines()
-            case.documents[peer] = {"peer": peer, "error": log[-1] if log else f"exit {process.returncode}"}
+            telling = [line for line in log if "Error" in line or "error" in line] or log
+            why = f"exit {process.returncode}" + (f", {telling[-1].strip()}" if telling else "")
+            case.documents[peer] = {"peer": peer, "error": why}
         else:
             case.documents[peer] = json.loads(lines[-1])
 
