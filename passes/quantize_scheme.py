@@ -20,7 +20,7 @@ _NOTE = re.compile(
     r"(?:; in floating point: ([^;]*))?(?:; left: (.*))?"
 )
 _EXPERTS = re.compile(r"`([^`]*)`( transposed)?")
-_KEPT = re.compile(r"(\d+) of (\d+) bytes for `([^`]*)`")
+_KEPT = re.compile(r"(\d+) weights? \((\d+) bytes\) for `([^`]*)`")
 _LEFT = re.compile(r"`([^`]*)` \(((?:[^()]|\([^()]*\))*)\)")
 
 
@@ -69,7 +69,10 @@ class Selection:
     def __str__(self) -> str:
         told = f"{self.scheme}: {self.done} of {self.done + len(self.left)} linear layers quantised"
         experts = [f"`{name}`" + " transposed" * is_flipped for name, is_flipped in self.experts.items()]
-        kept = [f"{count} of {nbytes} bytes for `{reader}`" for reader, (count, nbytes) in self.kept.items()]
+        kept = [
+            f"{count} weight{'s' * (count != 1)} ({nbytes} bytes) for `{reader}`"
+            for reader, (count, nbytes) in self.kept.items()
+        ]
         parts = {
             "experts packed": experts,
             "with embeddings in 8 bits": [f"`{name}`" for name in self.embeddings],

@@ -41,9 +41,9 @@ def test_a_file_leaves_a_module_out_and_the_summary_says_so(tmp_path: Path) -> N
     made = devplan(*words, cwd=tmp_path)
     assert made.code == 0, made.err
     told = " ".join(made.out.split())
-    assert (
-        "int4-weight-only:32: 1 of 2 linear layers quantised; left: `2` (`exclude` names it by `2`)" in told
-    )
+    assert "int4-weight-only:32: 1 of 2 linear layers quantised; " in told
+    assert "in floating point: 1 weight (512 bytes) for `aten.linear.default`; " in told
+    assert "left: `2` (`exclude` names it by `2`)" in told
 
 
 @pytest.mark.parametrize(
