@@ -9,6 +9,7 @@ from typing import Any
 
 from .backend import Operand
 from .binding import CopyTally, Execution
+from .counted import Counts
 from .direct import Direct
 from .host_io import MovingOutput
 from .inputs import Store
@@ -58,15 +59,13 @@ def fetching(names: Sequence[str], fetches: Sequence[Fetch]) -> Callable[[], dic
     return lambda: {name: fetch() for name, fetch in pairs}
 
 
-def after(
-    check: Callable[[], None] | None, fetch_all: Callable[[], dict[str, Any]]
-) -> Callable[[], dict[str, Any]]:
-    """The same function, after a check where there is one."""
-    if check is None:
+def after(counts: Counts | None, fetch_all: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    """The same function, after the check of sizes where there are any."""
+    if counts is None:
         return fetch_all
 
     def checked() -> dict[str, Any]:
-        check()
+        counts.check()
         return fetch_all()
 
     return checked
@@ -93,8 +92,8 @@ class Bound:
     fetch_all: Callable[[], dict[str, Any]] = field(init=False)
     borrow_all: Callable[[], dict[str, Any]] = field(init=False)
     """The outputs by name, as the caller's own or borrowed."""
-    check: Callable[[], None] | None = None
-    """Raises where a size that depends on data is not within its bounds; None where there is no such size."""
+    counts: Counts | None = None
+    """Sizes that depend on data, checked before outputs are fetched; None where there are none."""
     quick: Quick | None = None
     """A call of it, once it is captured for life."""
     uses: int = 0
@@ -102,8 +101,8 @@ class Bound:
 
     def __post_init__(self) -> None:
         self.store_all = storing(self.stores)
-        self.fetch_all = after(self.check, fetching(self.names, self.fetches))
-        self.borrow_all = after(self.check, fetching(self.names, self.borrows))
+        self.fetch_all = after(self.counts, fetching(self.names, self.fetches))
+        self.borrow_all = after(self.counts, fetching(self.names, self.borrows))
 
     def retire(self) -> CopyTally:
         """Give back what a failed call left; the copies executed so far."""

@@ -91,7 +91,6 @@ class Caller:
         if self.is_static and self.last is None:
             self.last = self._bind({}, {})
             self.last.execution.capture()
-            self.quick = self._quick(self.last)
         if not any(storage.external for storage in self.method.storages):
             names = [symbol.name for symbol in self.method.symbols]
             for sizes in self._context.buckets:
@@ -115,6 +114,7 @@ class Caller:
         assert bound is not None
         if bound.quick is None:
             bound.quick = self._quick(bound)
+            self.quick = bound.quick if self.is_static else None
         return bound.quick(args, borrow)
 
     def _quick(self, bound: Bound) -> Quick:
@@ -220,7 +220,7 @@ class Caller:
             moving,
             direct,
             self._names,
-            counts.check if counts else None,
+            counts,
         )
 
     def _direct(self, operands: dict[str, Operand], bindings: Mapping[str, int]) -> Direct:
@@ -360,17 +360,19 @@ class Caller:
     def _fetch_dynamic(
         self, bound: Bound, args: Sequence[Any], blocks: Mapping[str, OutputBlock], borrow: bool
     ) -> dict[str, Any]:
-        if bound.check is not None:
-            bound.check()
+        counts = bound.counts
+        if counts is not None:
+            counts.check()
         fetches = bound.borrows if borrow else bound.fetches
-        counts = Counts(self.method, bound.operands)
         results: dict[str, Any] = {}
         for port, fetch in zip(self.method.outputs, fetches, strict=True):
             if not port.value or not self._storage(port).external:
                 results[port.name] = fetch()
             elif (name := self._storage(port).name) in blocks:
                 operand = bound.operands[port.value]
-                results[port.name] = blocks[name].tensor(counts.cut(port, operand) if port.count else operand)
+                if counts is not None and port.count:
+                    operand = counts.cut(port, operand)
+                results[port.name] = blocks[name].tensor(operand)
             else:
                 results[port.name] = self._returned_input(port, bound.operands, args[self._inputs[name]])
         return results

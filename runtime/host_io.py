@@ -97,8 +97,8 @@ def host_ends(
     for ports, kind in ((method.inputs, CopyKind.H2D), (method.outputs, CopyKind.D2H)):
         for port in filter(lambda port: port.value, ports):
             home = storages[storage_of[port.value]]
-            is_given = given.count(home.name) > (kind is CopyKind.H2D)
-            if is_given or home.name in moved or (kind is CopyKind.H2D and home.name in shown):
+            is_shared = [*given, *shown].count(home.name) > 1 if kind is CopyKind.H2D else home.name in given
+            if is_shared or home.name in moved:
                 continue
             copy = _only_copy(users.get(home.name, []), kind)
             if copy is not None and _is_whole(port.value, home, copy, operands) and (found := mover(copy)):
