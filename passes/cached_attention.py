@@ -17,6 +17,7 @@ import torch
 
 from .attention import is_fusable
 from .decompositions import attention
+from .nodes import is_call
 from .own_operators import own_operator
 from .split_attention import FEWEST_KEYS
 
@@ -78,7 +79,7 @@ class _Update:
 def fuse_cached_attention(module: torch.fx.GraphModule) -> None:
     """Rewrite a region's attention of one row over caches that it has just updated, in place."""
     for node in list(module.graph.nodes):
-        if _is(node, attention):
+        if is_call(node, attention):
             _fuse(module.graph, node)
     module.recompile()
 
@@ -107,17 +108,19 @@ def _fuse(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 
 def _update(node: Any, reader: torch.fx.Node) -> _Update | None:
     """What writes one row of a state that nothing but ``reader`` reads, or None."""
-    if _is(node, aten.index_copy.default) and node.args[1] in (2, -2):
+    if is_call(node, aten.index_copy.default) and node.args[1] in (2, -2):
         of, _, position, newest = node.args
     elif (
-        _is(node, aten.index_put.default) and len(node.args) == 3 and list(node.args[1][:-1]) == [None, None]
+        is_call(node, aten.index_put.default)
+        and len(node.args) == 3
+        and list(node.args[1][:-1]) == [None, None]
     ):
         of, (_, _, position), newest = node.args[0], node.args[1], node.args[2]
         while _is_static(newest) and _value(newest).dim() < 4 and newest.target in _VIEWS:
             newest = newest.args[0]  # an assignment drops leading dimensions of one
     else:
         return None
-    backs = [user for user in node.users if _is(user, aten.copy_.default) and user.args == (of, node)]
+    backs = [user for user in node.users if is_call(user, aten.copy_.default) and user.args == (of, node)]
     is_state = of.op == "placeholder" and {*of.users} == {node, *backs}
     if len(backs) != 1 or {*node.users} != {reader, *backs} or not is_state:
         return None
@@ -235,10 +238,6 @@ def _run(
         known[each] = target(*args, **{k: v for k, v in kwargs.items() if k != "device"})
     made: torch.Tensor = known[node]
     return made
-
-
-def _is(node: Any, target: Any) -> bool:
-    return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target is target
 
 
 def _is_static(node: torch.fx.Node) -> bool:

@@ -14,12 +14,12 @@ import pickle
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..runtime.errors import DevplanError, PassError, UnsupportedOperatorError
 from ..runtime.program import Kernel, KernelCode, KernelParameter
@@ -70,19 +70,10 @@ def compile_kernels(
     wanted = [(arch, "cubin") for arch in architectures]
     wanted.append((f"sm_{min(lowest(tuple(architectures)).capability, 89)}", "ptx"))
     work = [(spec, arch, form) for spec in unique.values() for arch, form in wanted]
-    codes: dict[tuple[str, str, str], KernelCode] = {}
-    misses: list[tuple[KernelSpec, str, str]] = []
-    for spec, arch, form in work:
-        cached = _read_cache(_cache_key(spec, arch, form))
-        if cached is None:
-            misses.append((spec, arch, form))
-        else:
-            codes[spec.name, arch, form] = replace(cached, symbol=spec.name)
+    codes, misses = _cached(work)
     report(len(codes), len(work))
-    for item, code in _compile_all(misses, jobs):
-        spec, arch, form = item
+    for (spec, arch, form), code in _compile_all(misses, jobs, compile_kernel):
         codes[spec.name, arch, form] = code
-        _write_cache(_cache_key(spec, arch, form), code)
         report(len(codes), len(work))
     return tuple(_kernel(spec, [codes[spec.name, a, f] for a, f in wanted]) for spec in unique.values())
 
@@ -96,49 +87,60 @@ def _kernel(spec: KernelSpec, codes: Sequence[KernelCode]) -> Kernel:
 
 def compile_candidates(specs: Sequence[KernelSpec], architecture: str, jobs: int = 0) -> dict[str, Kernel]:
     """Kernels for one architecture by name; what does not compile or fit there is left out."""
-    made: dict[str, Kernel] = {}
-    work = list({spec.name: spec for spec in specs}.values())
-    jobs = min(jobs or os.cpu_count() or 1, len(work))
-    if jobs <= 1 or sys.platform != "linux":
-        codes = [_candidate(spec, architecture) for spec in work]
-    else:
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-            codes = list(pool.map(_candidate, work, [architecture] * len(work)))
-    for spec, code in zip(work, codes, strict=True):
+    unique = {spec.name: spec for spec in specs}
+    codes, misses = _cached([(spec, architecture, "cubin") for spec in unique.values()])
+    for (spec, arch, form), code in _compile_all(misses, jobs, _compiled_or_none):
         if code is not None:
-            made[spec.name] = _kernel(spec, [code])
-    return made
+            codes[spec.name, arch, form] = code
+    found = {name: codes.get((name, architecture, "cubin")) for name in unique}
+    return {name: _kernel(unique[name], [code]) for name, code in found.items() if code is not None}
 
 
-def _candidate(spec: KernelSpec, architecture: str) -> KernelCode | None:
-    key = _cache_key(spec, architecture, "cubin")
-    code = _read_cache(key)
+def _compiled_or_none(spec: KernelSpec, architecture: str, form: str) -> KernelCode | None:
     try:
-        code = code or compile_kernel(spec, architecture, "cubin")
+        return compile_kernel(spec, architecture, form)
     except DevplanError:
         return None
-    _write_cache(key, code)
-    return replace(code, symbol=spec.name)
 
 
 _Item = tuple[KernelSpec, str, str]
+_Code = TypeVar("_Code", KernelCode, KernelCode | None)
 
 
-def _compile_all(work: Sequence[_Item], jobs: int) -> Iterable[tuple[_Item, KernelCode]]:
-    """Compile in worker processes where that pays; forked ones share the imports of this one."""
+def _cached(work: Sequence[_Item]) -> tuple[dict[tuple[str, str, str], KernelCode], list[_Item]]:
+    """What the cache has, by name, architecture and form, and what it lacks."""
+    codes: dict[tuple[str, str, str], KernelCode] = {}
+    misses: list[_Item] = []
+    for spec, architecture, form in work:
+        cached = _read_cache(_cache_key(spec, architecture, form))
+        if cached is None:
+            misses.append((spec, architecture, form))
+        else:
+            codes[spec.name, architecture, form] = replace(cached, symbol=spec.name)
+    return codes, misses
+
+
+def _compile_all(
+    work: Sequence[_Item], jobs: int, compiled: Callable[[KernelSpec, str, str], _Code]
+) -> Iterator[tuple[_Item, _Code]]:
+    """Compile in worker processes where that pays, and keep it; forked ones share the imports of this one."""
     jobs = min(jobs or os.cpu_count() or 1, len(work))
     if jobs <= 1 or sys.platform != "linux":
         for item in work:
-            yield item, compile_kernel(*item)
+            yield item, _kept(item, compiled(*item))
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-        yield from _collect(pool, work)
+        futures = {pool.submit(compiled, *item): item for item in work}
+        for future in as_completed(futures):
+            item = futures[future]
+            yield item, _kept(item, future.result())
 
 
-def _collect(pool: Executor, work: Sequence[_Item]) -> Iterable[tuple[_Item, KernelCode]]:
-    futures: dict[Future[KernelCode], _Item] = {pool.submit(compile_kernel, *item): item for item in work}
-    for future in as_completed(futures):
-        yield futures[future], future.result()
+def _kept(item: _Item, code: _Code) -> _Code:
+    """The code, which is in the cache from now on."""
+    if code is not None:
+        _write_cache(_cache_key(*item), code)
+    return code
 
 
 def compile_kernel(spec: KernelSpec, architecture: str, form: str) -> KernelCode:

@@ -37,7 +37,7 @@ def attention(
     evaluation.
     """
     scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
-    return _attention(query, key, value, attn_mask, None, scale, 0.0, enable_gqa, is_causal=is_causal)
+    return capped_attention(query, key, value, attn_mask, None, scale, 0.0, enable_gqa, is_causal=is_causal)
 
 
 def capped_attention(
@@ -49,23 +49,10 @@ def capped_attention(
     scale: float,
     cap: float,
     enable_gqa: bool,
-) -> torch.Tensor:
-    """The same with scores ``cap * tanh(scale * score)``, where a cap is given, and a score more per head."""
-    return _attention(query, key, value, mask, sinks, scale, cap, enable_gqa)
-
-
-def _attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    scale: float,
-    cap: float,
-    enable_gqa: bool,
     *,
     is_causal: bool = False,
 ) -> torch.Tensor:
+    """The same with scores ``cap * tanh(scale * score)``, where a cap is given, and a score more per head."""
     given = in_four_dimensions(query, key, value, mask, enable_gqa)
     if query.device.type == "cuda" and is_fusable(*given):
         made = fused(*given, scale, is_causal, sinks, cap)

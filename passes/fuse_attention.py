@@ -10,7 +10,8 @@ import torch
 from .attention import CAPPED
 from .base import Pass, PassResult, Stage
 from .exported import ExportedMethod
-from .spelled_attention import Number, Spelled, rank, scaled, spelled
+from .nodes import as_node, is_call, rank
+from .spelled_attention import Number, Spelled, scaled, spelled
 
 aten = torch.ops.aten
 _SAME = (aten.to.dtype, aten._to_copy.default, aten.clone.default, aten.alias.default, aten.detach.default)
@@ -37,7 +38,7 @@ class FuseAttention(Pass[ExportedMethod]):
         if self.device == "cpu":
             return PassResult(subject, False)
         for node in list(subject.graph.graph.nodes):
-            if _is_call(node, aten._assert_tensor_metadata.default):  # a reader of what is to be replaced
+            if is_call(node, aten._assert_tensor_metadata.default):  # a reader of what is to be replaced
                 subject.graph.graph.erase_node(node)
         found, number = 0, _number(subject)
         for node in list(subject.graph.graph.nodes):
@@ -182,17 +183,17 @@ def _unrepeated(node: Any) -> tuple[torch.fx.Node | None, int]:
         return None, 1
     while node.op == "call_function" and node.target in _COPIES:
         node = node.args[0]
-    if _is_call(node, aten.repeat_interleave.self_int) and node.args[2:3] in ((1,), (-3,)):
+    if is_call(node, aten.repeat_interleave.self_int) and node.args[2:3] in ((1,), (-3,)):
         return node.args[0], int(node.args[1])
     if node.op != "call_function" or node.target not in _VIEWS:
         return None, 1
     repeated = node.args[0]
     while repeated.op == "call_function" and repeated.target in _COPIES:
         repeated = repeated.args[0]
-    if not _is_call(repeated, aten.expand.default):
+    if not is_call(repeated, aten.expand.default):
         return None, 1
     single = repeated.args[0]
-    heads = single.args[0] if _is_call(single, aten.unsqueeze.default) and single.args[1] in (2, -3) else None
+    heads = single.args[0] if is_call(single, aten.unsqueeze.default) and single.args[1] in (2, -3) else None
     if heads is None or rank(heads) != 4:
         return None, 1
     batch, count, *rest = heads.meta["val"].shape
@@ -236,7 +237,7 @@ def _chain(node: torch.fx.Node) -> tuple[list[torch.fx.Node], torch.fx.Node]:
     """The reshaping operators and copies above a node, outermost last, and what they start from."""
     chain: list[torch.fx.Node] = []
     while node.op == "call_function" and node.target in (*_RESHAPING, *_COPIES):
-        source = _node(node.args[0])
+        source = as_node(node.args[0])
         if source is None:
             break
         chain.insert(0, node)
@@ -270,11 +271,3 @@ def _again(before: torch.fx.Node, base: torch.fx.Node, chain: list[torch.fx.Node
 
 def _values(args: Any) -> Any:
     return torch.fx.map_arg(args, lambda n: n.meta["val"])
-
-
-def _is_call(node: torch.fx.Node, target: Any) -> bool:
-    return node.op == "call_function" and node.target is target
-
-
-def _node(value: Any) -> torch.fx.Node | None:
-    return value if isinstance(value, torch.fx.Node) else None

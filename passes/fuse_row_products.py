@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .nodes import is_call
 from .quantized_linear import on_rows
 from .quantized_row import fused
 from .row_product import MOST_ROWS
@@ -170,7 +171,7 @@ def _end(node: torch.fx.Node) -> _End:
     if not end.is_gated and after is not None and (activation := _activation(after)):
         end = _End(after, activation)
         after = _only_user(after)
-    if after is None or not _is(after, aten.add.Tensor) or len(after.args) != 2 or after.kwargs:
+    if after is None or not is_call(after, aten.add.Tensor) or len(after.args) != 2 or after.kwargs:
         return end
     (added,) = [each for each in after.args if each is not end.last] or (None,)
     ours, theirs = _value(end.last), _value(added)
@@ -188,7 +189,7 @@ def _gated(node: torch.fx.Node) -> _End:
     activated, product = (_only_user(half) for half in halves)
     activation = "" if activated is None else _activation(activated)
     is_product = activated is not None and _only_user(activated) is product
-    if not activation or product is None or not is_product or not _is(product, aten.mul.Tensor):
+    if not activation or product is None or not is_product or not is_call(product, aten.mul.Tensor):
         return _End(node)
     return _End(product, activation, True)
 
@@ -199,11 +200,11 @@ def _halves(node: torch.fx.Node) -> tuple[torch.fx.Node, torch.fx.Node] | None:
     if value is None or value.shape[-1] % 2:
         return None
     half, last = value.shape[-1] // 2, (-1, value.dim() - 1)
-    if len(users) == 1 and _is(users[0], aten.split.Tensor) and users[0].args[1] == half:
+    if len(users) == 1 and is_call(users[0], aten.split.Tensor) and users[0].args[1] == half:
         parts = {part.args[1]: part for part in users[0].users if part.target is operator.getitem}
         if (*users[0].args, 0)[2] in last and len(parts) == 2:
             return parts[0], parts[1]
-    if len(users) == 2 and all(_is(user, aten.slice.Tensor) and len(user.args) == 4 for user in users):
+    if len(users) == 2 and all(is_call(user, aten.slice.Tensor) and len(user.args) == 4 for user in users):
         by_begin = {user.args[2]: user for user in users if user.args[1] in last}
         if set(by_begin) == {0, half} and by_begin[0].args[3] == half:
             return by_begin[0], by_begin[half]
@@ -212,7 +213,7 @@ def _halves(node: torch.fx.Node) -> tuple[torch.fx.Node, torch.fx.Node] | None:
 
 def _activation(node: torch.fx.Node) -> str:
     """The operator's word for an activation, or nothing."""
-    if _is(node, aten.gelu.default):
+    if is_call(node, aten.gelu.default):
         return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu"
     target: Any = node.target
     return _ACTIVATIONS.get(target, "")
@@ -220,7 +221,7 @@ def _activation(node: torch.fx.Node) -> str:
 
 def _is_whole(node: torch.fx.Node) -> bool:
     """Whether a node is a slice that leaves nothing out."""
-    value, of = _value(node), _value(node.args[0]) if _is(node, aten.slice.Tensor) else None
+    value, of = _value(node), _value(node.args[0]) if is_call(node, aten.slice.Tensor) else None
     return value is not None and of is not None and value.shape == of.shape
 
 
@@ -228,14 +229,10 @@ def _only_user(node: torch.fx.Node) -> torch.fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _is(node: Any, target: Any) -> bool:
-    return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target is target
-
-
 def _arguments(node: Any, target: Any) -> tuple[Any, ...] | None:
     """Arguments of the call that a node is, casts apart."""
     node = _through_casts(node)
-    return tuple(node.args) if _is(node, target) else None
+    return tuple(node.args) if is_call(node, target) else None
 
 
 def _through_casts(node: Any) -> Any:

@@ -16,6 +16,7 @@ import torch
 
 from .control_flow import all_nodes
 from .exported import ExportedMethod
+from .nodes import rank
 from .quantized_experts import MOST
 
 aten = torch.ops.aten
@@ -83,12 +84,12 @@ def _addmm(node: torch.fx.Node) -> Product | None:
     if node.target is not aten.addmm.default or not isinstance(node.args[2], torch.fx.Node):
         return None
     factors = {float(node.kwargs.get(name, 1)) for name in ("alpha", "beta")}  # type: ignore[arg-type]
-    obstacle = "" if factors == {1.0} and _rank(node.args[0]) == 1 else "it is more than a product and a bias"
+    obstacle = "" if factors == {1.0} and rank(node.args[0]) == 1 else "it is more than a product and a bias"
     return Product(node, Kind.LINEAR, 1, node.args[2], True, 0, way=(node,), obstacle=obstacle)
 
 
 def _grouped(node: torch.fx.Node) -> Product | None:
-    if str(node.target) not in _GROUPED or _rank(node.args[1]) != 3 or len(node.args) < 3:
+    if str(node.target) not in _GROUPED or rank(node.args[1]) != 3 or len(node.args) < 3:
         return None
     found = _origin(node.args[1], is_flipped=True)
     if found is None or found.which is not None:
@@ -100,7 +101,7 @@ def _grouped(node: torch.fx.Node) -> Product | None:
 
 
 def _batched(node: torch.fx.Node) -> Product | None:
-    if node.target not in _BATCHED or [_rank(a) for a in node.args[:2]] != [3, 3]:
+    if node.target not in _BATCHED or [rank(a) for a in node.args[:2]] != [3, 3]:
         return None
     for is_left in (False, True):
         weight, x = node.args[0 if is_left else 1], node.args[1 if is_left else 0]
@@ -150,14 +151,14 @@ def _origin(operand: Any, *, is_flipped: bool) -> _Origin | None:
             return None
         way.insert(0, operand)
         operand = operand.args[0]
-    if not isinstance(operand, torch.fx.Node) or _rank(operand) != 3:
+    if not isinstance(operand, torch.fx.Node) or rank(operand) != 3:
         return None
     return _Origin(operand, is_flipped, which, tuple(way))
 
 
 def _is_flip(node: torch.fx.Node) -> bool:
     """Whether a node swaps the last two of three dimensions."""
-    if node.target not in _FLIPS or _rank(node) != 3:
+    if node.target not in _FLIPS or rank(node) != 3:
         return False
     if node.target is aten.permute.default:
         order: Any = node.args[1]
@@ -173,7 +174,7 @@ def _index_of(node: torch.fx.Node) -> torch.fx.Node | None:
         index = indices[0] if len(indices) == 1 else None
     elif node.target is aten.index_select.default and node.args[1] == 0:
         index = node.args[2]
-    is_list = isinstance(index, torch.fx.Node) and _rank(index) == 1 and not _dtype(index).is_floating_point
+    is_list = isinstance(index, torch.fx.Node) and rank(index) == 1 and not _dtype(index).is_floating_point
     return index if is_list and _dtype(index) is not torch.bool else None
 
 
@@ -184,8 +185,3 @@ def _dtype(node: torch.fx.Node) -> torch.dtype:
 
 def _shape(node: Any) -> tuple[Any, ...]:
     return tuple(node.meta["val"].shape)
-
-
-def _rank(node: Any) -> int:
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return value.dim() if isinstance(value, torch.Tensor) else -1

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .nodes import as_node, is_call, rank
+
 aten = torch.ops.aten
 _SOFTMAX = (aten.softmax.int, aten._softmax.default)
 _TRANSPOSES = (aten.transpose.int, aten.permute.default)
@@ -51,7 +53,7 @@ def spelled(node: torch.fx.Node, number: Number) -> Spelled | None:
     """The attention whose result a node is, or None. Nothing else may read what lies between."""
     if node.op != "call_function" or node.target not in _PRODUCTS or rank(node) < 3:
         return None
-    weights, value = _node(node.args[0]), _node(node.args[1])
+    weights, value = as_node(node.args[0]), as_node(node.args[1])
     if weights is None or value is None or rank(value) != rank(node):
         return None
     return _Walk(Spelled(value), number).down(weights, node)
@@ -65,16 +67,16 @@ class _Walk:
 
     def down(self, weights: torch.fx.Node, last: torch.fx.Node) -> Spelled | None:
         node = self._only(weights, *_UNCHANGED, *_CASTS, *_VIEWS)
-        is_cut = node is not None and _is_call(node, aten.slice.Tensor)
+        is_cut = node is not None and is_call(node, aten.slice.Tensor)
         if node is not None and is_cut:
             if not self._drops_last(node):
                 return None
-            node = self._only(_node(node.args[0]), *_CASTS)
+            node = self._only(as_node(node.args[0]), *_CASTS)
         if node is None or node.target not in _SOFTMAX or not _alone(node):
             return None
         if node.args[1] not in (-1, rank(node) - 1):
             return None
-        scores = self._only(_node(node.args[0]), *_CASTS)
+        scores = self._only(as_node(node.args[0]), *_CASTS)
         if is_cut:
             scores = self._without_sinks(scores)
         if scores is None or not self._scores(scores):
@@ -84,12 +86,12 @@ class _Walk:
     def _only(self, node: torch.fx.Node | None, *operators: Any) -> torch.fx.Node | None:
         """Skip operators that have one reader each."""
         while node is not None and node.op == "call_function" and node.target in operators and _alone(node):
-            node = _node(node.args[0])
+            node = as_node(node.args[0])
         return node
 
     @staticmethod
     def _drops_last(node: torch.fx.Node) -> bool:
-        source = _node(node.args[0])
+        source = as_node(node.args[0])
         if source is None or len(node.args) < 4 or node.args[2] not in (0, None) or not _alone(node):
             return False
         length = source.meta["val"].shape[-1]
@@ -97,17 +99,17 @@ class _Walk:
 
     def _without_sinks(self, node: torch.fx.Node | None) -> torch.fx.Node | None:
         """The scores to which a sink is appended, perhaps less the largest of all."""
-        if node is not None and _is_call(node, aten.sub.Tensor) and _alone(node):
-            whole, most = _node(node.args[0]), _node(node.args[1])
-            most = _node(most.args[0]) if most is not None and most.target is operator.getitem else most
-            if whole is None or most is None or _node(most.args[0]) is not whole or len(whole.users) != 2:
+        if node is not None and is_call(node, aten.sub.Tensor) and _alone(node):
+            whole, most = as_node(node.args[0]), as_node(node.args[1])
+            most = as_node(most.args[0]) if most is not None and most.target is operator.getitem else most
+            if whole is None or most is None or as_node(most.args[0]) is not whole or len(whole.users) != 2:
                 return None
             if most.target not in (aten.max.dim, aten.amax.default):
                 return None
             node = whole
         elif node is None or not _alone(node):
             return None
-        if not _is_call(node, aten.cat.default) or node.args[1:] not in ((-1,), (3,)):
+        if not is_call(node, aten.cat.default) or node.args[1:] not in ((-1,), (3,)):
             return None
         parts: Any = node.args[0]
         if len(parts) != 2:
@@ -118,7 +120,7 @@ class _Walk:
         if rank(sinks) != 1 or rank(node) != 4 or sinks.meta["val"].shape[0] != node.meta["val"].shape[1]:
             return None
         self._found.sinks = sinks
-        return _node(parts[0])
+        return as_node(parts[0])
 
     def _scores(self, node: torch.fx.Node) -> bool:
         """Take masks, a cap and factors off the scores; whether that ends at a product."""
@@ -127,14 +129,14 @@ class _Walk:
             if node.target in (*_PRODUCTS, aten.baddbmm.default):
                 return self._product(node)
             inner = self._masked(node)
-            if inner is None and _is_call(node, aten.mul.Tensor) and isinstance(node.args[1], int | float):
-                tanh = _node(node.args[0])
-                if tanh is not None and _is_call(tanh, aten.tanh.default) and _alone(tanh):
+            if inner is None and is_call(node, aten.mul.Tensor) and isinstance(node.args[1], int | float):
+                tanh = as_node(node.args[0])
+                if tanh is not None and is_call(tanh, aten.tanh.default) and _alone(tanh):
                     if found.cap or found.scale != 1.0 or node.args[1] <= 0:
                         return False
-                    found.cap, inner = float(node.args[1]), _node(tanh.args[0])
+                    found.cap, inner = float(node.args[1]), as_node(tanh.args[0])
             if inner is None and node.target in (*_CASTS, *_UNCHANGED, *_VIEWS):
-                inner = _node(node.args[0])
+                inner = as_node(node.args[0])
                 if node.target in _VIEWS and inner is not None and not self._splits(node, inner):
                     return False
             if inner is None:
@@ -152,8 +154,8 @@ class _Walk:
         found = self._found
         if found.scale != 1.0 or found.cap:
             return None
-        if _is_call(node, aten.add.Tensor) and len(node.args) == 2 and not node.kwargs:
-            left, right = _node(node.args[0]), _node(node.args[1])
+        if is_call(node, aten.add.Tensor) and len(node.args) == 2 and not node.kwargs:
+            left, right = as_node(node.args[0]), as_node(node.args[1])
             if left is None or right is None:
                 return None
             if not _leads_to_product(left):
@@ -162,12 +164,12 @@ class _Walk:
             return left
         if node.target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
             scores, mask, fill = node.args
-            return self._hides(_node(scores), mask, True, fill)
+            return self._hides(as_node(scores), mask, True, fill)
         if node.target in _CHOICES:
             mask, first, second = node.args
             if self._value(second) is not None:
-                return self._hides(_node(first), mask, False, second)
-            return self._hides(_node(second), mask, True, first)
+                return self._hides(as_node(first), mask, False, second)
+            return self._hides(as_node(second), mask, True, first)
         return None
 
     def _hides(
@@ -198,12 +200,12 @@ class _Walk:
         found, operands = self._found, node.args
         if node.target is aten.baddbmm.default:
             beta, alpha = float(node.kwargs.get("beta", 1)), float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
-            added = _node(operands[0])
+            added = as_node(operands[0])
             if found.scale != 1.0 or found.cap or added is None or beta not in (0.0, 1.0):
                 return False
             found.added += [added] if beta else []
             found.scale, operands = alpha, operands[1:]
-        query, key = _node(operands[0]), _node(operands[1])
+        query, key = as_node(operands[0]), as_node(operands[1])
         if query is None or key is None or rank(query) != rank(node) or rank(key) != rank(node):
             return False
         factor, key = _all_scaled(key)
@@ -234,7 +236,7 @@ class _Walk:
 
 def _narrow(node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
     """What a node widens, if that has the given type."""
-    inner = _node(node.args[0]) if node.op == "call_function" and node.target in _CASTS else None
+    inner = as_node(node.args[0]) if node.op == "call_function" and node.target in _CASTS else None
     return inner if inner is not None and inner.meta["val"].dtype == dtype else node
 
 
@@ -242,11 +244,11 @@ def scaled(node: torch.fx.Node | None) -> tuple[float, torch.fx.Node | None]:
     """What a node is a multiple of: (factor, node). The node itself if it is no scaling."""
     if node is None:
         return 1.0, None
-    inner = _node(node.args[0]) if node.args else None
+    inner = as_node(node.args[0]) if node.args else None
     if len(node.args) == 2 and isinstance(node.args[1], int | float) and inner is not None:
-        if _is_call(node, aten.mul.Tensor) or _is_call(node, aten.mul.Scalar):
+        if is_call(node, aten.mul.Tensor) or is_call(node, aten.mul.Scalar):
             return float(node.args[1]), inner
-        if (_is_call(node, aten.div.Tensor) or _is_call(node, aten.div.Scalar)) and node.args[1]:
+        if (is_call(node, aten.div.Tensor) or is_call(node, aten.div.Scalar)) and node.args[1]:
             return 1.0 / float(node.args[1]), inner
     return 1.0, node
 
@@ -265,7 +267,7 @@ def _transposed(node: torch.fx.Node) -> torch.fx.Node | None:
         matches = tuple(d % last for d in node.args[1]) == (*range(last - 2), last - 1, last - 2)  # type: ignore[union-attr, operator]
     else:
         matches = {int(str(d)) % last for d in node.args[1:3]} == {last - 1, last - 2}
-    return _node(node.args[0]) if matches else None
+    return as_node(node.args[0]) if matches else None
 
 
 def _leads_to_product(node: torch.fx.Node, depth: int = 12) -> bool:
@@ -278,19 +280,5 @@ def _leads_to_product(node: torch.fx.Node, depth: int = 12) -> bool:
     return any(isinstance(n, torch.fx.Node) and _leads_to_product(n, depth - 1) for n in under)
 
 
-def rank(node: torch.fx.Node) -> int:
-    """The number of dimensions of a node's tensor; 0 for anything else."""
-    value = node.meta.get("val")
-    return value.dim() if isinstance(value, torch.Tensor) else 0
-
-
 def _alone(node: torch.fx.Node) -> bool:
     return len(node.users) == 1
-
-
-def _is_call(node: torch.fx.Node, target: Any) -> bool:
-    return node.op == "call_function" and node.target is target
-
-
-def _node(value: Any) -> torch.fx.Node | None:
-    return value if isinstance(value, torch.fx.Node) else None
