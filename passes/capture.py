@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..runtime.errors import DevplanError, UnsupportedOperatorError
 from .complex_pairs import decompose_complex
 from .data_loops import unrolled_loops
 from .data_turns import close_turns
+from .frames import is_users
 from .lifted_tensors import merge_lifted_tensors
 from .module_casts import traced_casts
 from .source import MethodSource
@@ -96,10 +98,10 @@ def _operator(error: BaseException) -> str:
 
 
 def _user_line(error: BaseException) -> str:
-    """`` (at model.py:12)`` for the innermost frame outside of torch that raised."""
+    """`` (at model.py:12)`` for the innermost of the user's frames."""
     found = ""
     for trace in _frames(error):
-        file = trace.tb_frame.f_code.co_filename.replace("\\", "/")
-        if not any(part in file for part in ("/torch/", "/devplan/passes/", "<", "/contextlib")):
-            found = f" (at {file.rsplit('/', 1)[-1]}:{trace.tb_lineno})"
+        file = trace.tb_frame.f_code.co_filename
+        if is_users(file):
+            found = f" (at {Path(file).name}:{trace.tb_lineno})"
     return found

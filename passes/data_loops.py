@@ -13,6 +13,7 @@ import dis
 import re
 import sys
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..runtime.errors import UnsupportedOperatorError
+from .frames import is_torchs
 from .inductor.interfaces import depends_on_data
 from .own_operators import define_marker
 from .sizes import bound_of
@@ -43,7 +45,8 @@ def unrolled_loops() -> Generator[None]:
     def iterate(listed: Tensor) -> Iterator[Tensor]:
         extent: Any = listed.shape[0] if listed.dim() else 0
         frame = sys._getframe(1)
-        if not isinstance(extent, torch.SymInt) or not depends_on_data(extent) or _is_torchs(frame):
+        torchs = is_torchs(frame.f_code.co_filename)
+        if not isinstance(extent, torch.SymInt) or not depends_on_data(extent) or torchs:
             return plain(listed)
         return _Turns(listed, extent, frame)
 
@@ -54,16 +57,12 @@ def unrolled_loops() -> Generator[None]:
         yield
 
 
-def _is_torchs(frame: FrameType) -> bool:
-    return "/torch/" in frame.f_code.co_filename.replace("\\", "/")
-
-
 class _Turns:
     """The iterator of one loop: for each element of the mask its index, and markers around each turn."""
 
     def __init__(self, listed: Tensor, extent: torch.SymInt, frame: FrameType) -> None:
         self._listed, self._frame = listed, frame
-        self._line = f"{frame.f_code.co_filename.replace(chr(92), '/').rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        self._line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         if not _is_statement(frame):
             raise self._refusal("it is no plain `for` statement over it", "write one")
         if listed.dim() > 2 or (listed.dim() == 2 and listed.shape[1] != 1):

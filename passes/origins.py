@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ..runtime.program import NOWHERE, SourceLocation
+from .frames import is_torchs
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -43,6 +44,6 @@ def source_line(node: Any) -> tuple[str, int] | None:
     found = _FRAME.findall(node.meta.get("stack_trace") or "")
     frames = [(file, line) for file, line in found if not file.startswith("<")]  # code made by torch
     for file, line in reversed(frames):
-        if "/torch/" not in file.replace("\\", "/"):
+        if not is_torchs(file):
             return PurePath(file).name, int(line)
     return (PurePath(frames[-1][0]).name, int(frames[-1][1])) if frames else None

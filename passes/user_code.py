@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace, TracebackType
 
 from ..runtime.errors import DevplanError, UsageError
+from .frames import is_users
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,7 @@ def where(error: BaseException, file: Path | None) -> str:
     frames = list(_frames(error.__traceback__))
     own = [frame for frame in frames if file is not None and Path(frame[0]) == file]
     near = [frame for frame in frames if file is not None and Path(frame[0]).is_relative_to(file.parent)]
-    ours = Path(__file__).parent.parent
-    theirs = [frame for frame in frames if not Path(frame[0]).is_relative_to(ours) and "<" not in frame[0]]
+    theirs = [frame for frame in frames if is_users(frame[0])]
     best = own or near or theirs
     return f"{Path(best[-1][0]).name}:{best[-1][1]}" if best else ""
 
