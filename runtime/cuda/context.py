@@ -34,7 +34,8 @@ class GpuContext:
             raise DeviceError(f"there is no GPU {ordinal}", why=f"this machine has {count}", hint=hint)
         self.info = device_info(cu, ordinal)
         self._handle = check(cu.cuDeviceGet(ordinal), f"find GPU {ordinal}")
-        self.context = warm.take_context(ordinal)
+        begun = warm.take_context(ordinal)
+        self.context: Any = None if begun is None else cu.CUcontext(begun)
         if self.context is None:
             self.context = check(cu.cuDevicePrimaryCtxRetain(self._handle), f"start GPU {ordinal}")
         self._own_stream = self._new_stream()

@@ -1,25 +1,27 @@
 """Starting a GPU and mapping libraries in the background, while Python imports and files are read.
 
 Making a context takes the driver 0.2 to 0.4 s, and mapping cuBLASLt's half gigabyte is not free either. Both
-happen outside Python's lock, so that a cold start pays only for the longest of them.
+happen outside Python's lock, so that a cold start pays only for the longest of them. This module and what it
+imports are the first that `load` imports, and stay small: nothing waits for cuda-python here.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ..dtypes import DType
-from ..errors import DevplanError
+from .native import map_library, native_driver
+
+if TYPE_CHECKING:
+    from ..dtypes import DType
 
 _DRIVER, _CUBLASLT, _CUDNN = "driver", "cublasLt", "cudnn"
 _begun: dict[str, threading.Thread] = {}
-_contexts: dict[int, Any] = {}
+_contexts: dict[int, int] = {}
 _taken: set[int] = set()
 _lock = threading.Lock()
 
@@ -48,8 +50,8 @@ def begin_cudnn() -> None:
     _begin(_CUDNN, _map_cudnn)
 
 
-def take_context(ordinal: int) -> Any:
-    """The context that was begun, whose release is the taker's now; None when there is none to take."""
+def take_context(ordinal: int) -> int | None:
+    """The handle of the context that was begun, its release the taker's now; None when there is none."""
     _wait(f"context {ordinal}")
     with _lock:
         if ordinal in _taken:
@@ -79,27 +81,17 @@ def _wait(name: str) -> None:
 
 
 def _initialise() -> None:
-    from .driver import initialise
-
-    try:
-        initialise()
-    except DevplanError:
-        return
+    driver = native_driver()
+    if driver is not None:
+        driver.initialise()
 
 
 def _make_context(ordinal: int) -> None:
-    from .driver import initialise
-
     _wait(_DRIVER)
-    try:
-        cu = initialise()
-    except DevplanError:
-        return
-    status, device = cu.cuDeviceGet(ordinal)
-    if not status:
-        status, context = cu.cuDevicePrimaryCtxRetain(device)
-        if not status:
-            _contexts[ordinal] = context
+    driver = native_driver()
+    context = driver.retain_context(ordinal) if driver is not None else None
+    if context is not None:
+        _contexts[ordinal] = context
 
 
 def _prepare_cublaslt(ordinal: int, dtype: DType) -> None:
@@ -108,13 +100,11 @@ def _prepare_cublaslt(ordinal: int, dtype: DType) -> None:
         return
     map_library(path, os.RTLD_NOW | os.RTLD_GLOBAL)
     _wait(f"context {ordinal}")
-    context = _contexts.get(ordinal)
-    if context is not None:
+    context, driver = _contexts.get(ordinal), native_driver()
+    if context is not None and driver is not None and driver.enter(context):
         from .cublaslt_api import first_heuristic
-        from .driver import bindings
 
-        if not bindings().cuCtxSetCurrent(context)[0]:
-            first_heuristic(path, dtype)
+        first_heuristic(path, dtype)
 
 
 def _map_cudnn() -> None:
@@ -125,13 +115,6 @@ def _map_cudnn() -> None:
         path = folder / f"libcudnn{part}.so.9"
         if path.exists():
             map_library(path, os.RTLD_NOW | os.RTLD_GLOBAL)
-
-
-def map_library(path: Path, mode: int) -> None:
-    """Map a library outside Python's lock, which `ctypes.CDLL` holds while it maps."""
-    opens = ctypes.CDLL(None).dlopen
-    opens.restype, opens.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
-    opens(os.fsencode(path), mode)
 
 
 def find_cublaslt() -> Path | None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from devplan.runtime.cuda import backend, driver
+from devplan.runtime.cuda import backend, driver, warm
 from devplan.runtime.program import Device
 
 
@@ -29,6 +29,7 @@ def cu(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     """The fake driver, in place of cuda-python's."""
     fake = FAKE.FakeDriver()
     monkeypatch.setattr(driver, "bindings", lambda: fake)
+    monkeypatch.setattr(warm, "native_driver", lambda: FAKE.FakeNative(fake))
     yield fake
 
 

@@ -45,6 +45,10 @@ class FakeDriver:
     CUlaunchConfig = CUlaunchAttribute = CUlaunchAttributeValue = Launching
     CUstream = int
 
+    @staticmethod
+    def CUcontext(handle: Any) -> Any:
+        return handle
+
     class CUstreamUpdateCaptureDependencies_flags(enum.IntEnum):
         CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1
 
@@ -213,3 +217,20 @@ class FakeDriver:
 
     def _cuGraphInstantiate(self, graph: int, flags: int) -> str:
         return "executable"
+
+
+class FakeNative:
+    """The fake driver as `runtime.cuda.native` calls it."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self._driver = driver
+
+    def initialise(self) -> bool:
+        return not self._driver.cuInit(0)[0]
+
+    def retain_context(self, ordinal: int) -> Any:
+        status, context = self._driver.cuDevicePrimaryCtxRetain(ordinal)
+        return None if status else context
+
+    def enter(self, context: Any) -> bool:
+        return not self._driver.cuCtxSetCurrent(context)[0]

@@ -33,11 +33,16 @@ def test_a_context_is_begun_once_and_taken_by_the_backend(cu: Any) -> None:
     assert cu.names().count("cuDevicePrimaryCtxRelease") == 2
 
 
-def test_without_a_driver_nothing_is_said_here(cu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(flags: int) -> None:
-        raise RuntimeError("libcuda.so was not found")
+@pytest.mark.parametrize("fails", ["cuInit", "cuDevicePrimaryCtxRetain"])
+def test_what_fails_here_is_left_to_whoever_needs_it(cu: Any, fails: str) -> None:
+    cu.fail[fails] = cu.CUresult.CUDA_ERROR_NO_DEVICE
+    warm.begin_context(0)
+    begun = warm.take_context(0)
+    assert (begun is None) == (fails == "cuDevicePrimaryCtxRetain")
 
-    monkeypatch.setattr(cu, "cuInit", missing, raising=False)
+
+def test_without_a_driver_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "native_driver", lambda: None)
     warm.begin_context(0)
     assert warm.take_context(0) is None
 
