@@ -204,7 +204,7 @@ def _pair(value: Any) -> Pair:
         return value
     if isinstance(value, complex):
         return torch.tensor(value.real), torch.tensor(value.imag)
-    return value, value * 0
+    return value, torch.zeros_like(value)
 
 
 def _multiply(x: Any, y: Any) -> Pair:
@@ -270,6 +270,7 @@ def _to_last(x: Pair) -> Tensor:
 
 
 def _together(re: Tensor, im: Tensor) -> Pair:
+    re, im = torch.broadcast_tensors(re, im)
     return re, im
 
 

@@ -137,6 +137,8 @@ def _smallest(keys: Tensor, k: int) -> Tensor:
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """As ``aten.kthvalue``."""
+    if x.dim() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     values, indices = stable_sort(x, dim)
     values, indices = values.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1)
     return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
@@ -144,7 +146,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
 
 def median_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """As ``aten.median.dim``: the lower of two middle elements, NaN where there is one."""
-    values, indices = kthvalue(x, (x.size(dim) + 1) // 2, dim, keepdim)
+    values, indices = kthvalue(x, (x.size(dim) + 1) // 2 if x.dim() else 1, dim, keepdim)
     if x.is_floating_point():
         values = torch.where(x.isnan().any(dim, keepdim), float("nan"), values)
     return values, indices

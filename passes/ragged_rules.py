@@ -379,6 +379,8 @@ def _masked_select(call: Call) -> Any:
     if x.shape != mask.shape:  # else left alone, so that the same mask elsewhere is not searched again
         broadcast: Any = torch.broadcast_tensors
         x, mask = broadcast(x, mask)
+    if not x.dim():
+        x, mask = x.reshape(1), mask.reshape(1)
     places = _found(mask, call.bound())
     return replace(places, data=x[tuple(places.data.unbind(1))], axis=-1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,6 +141,9 @@ _UNARY: dict[str, Callable[[Array], Any]] = {
     "round": _away_from_zero, "fabs": np.abs,
     "erf": special.erf, "erfc": special.erfc, "erfinv": special.erfinv, "lgamma": special.lgamma,
     "erfcx": special.erfcx, "tgamma": special.tgamma,
+    "cyl_bessel_i0": partial(special.bessel_i, 0), "cyl_bessel_i1": partial(special.bessel_i, 1),
+    "j0": partial(special.bessel_j, 0), "j1": partial(special.bessel_j, 1),
+    "y0": partial(special.bessel_y, 0), "y1": partial(special.bessel_y, 1),
     "fast_expf": np.exp, "fast_logf": np.log, "fast_sinf": np.sin, "fast_cosf": np.cos, "fast_tanhf": np.tanh,
 }  # fmt: skip
 

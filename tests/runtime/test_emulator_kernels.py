@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from devplan.runtime.backend import Operand
 from devplan.runtime.dtypes import DType
 from devplan.runtime.emulator import EmulatorBackend
-from devplan.runtime.emulator.special import erf, erfc, erfinv
+from devplan.runtime.emulator.special import bessel_i, bessel_j, bessel_y, erf, erfc, erfinv
 from devplan.runtime.errors import ArtifactError, DevplanError, ExecutionError
 from devplan.runtime.host import HostTensor, contiguous_strides, numpy_dtype
 from devplan.runtime.program import Device, Kernel, KernelParameter, Launch, Ref
@@ -511,6 +511,28 @@ def test_error_functions_against_the_standard_library() -> None:
     np.testing.assert_allclose(erfc(x), np.vectorize(math.erfc)(x), rtol=1e-12, atol=1e-300)
     inside = np.linspace(-0.9999, 0.9999, 1001)
     np.testing.assert_allclose(erf(erfinv(inside)), inside, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("bessel", [bessel_j, bessel_y])
+def test_bessel_functions_solve_their_equation(bessel: Any) -> None:
+    """Both orders, near and far: the Wronskian, the derivative of order 0, and J's first values."""
+    x = np.concatenate([np.linspace(0.2, 60, 999), [24.999, 25.001, 1e3]])
+    step = 1e-5
+    slope = (bessel(0, x + step) - bessel(0, x - step)) / (2 * step)
+    np.testing.assert_allclose(-slope, bessel(1, x), atol=1e-8)
+    wronskian = bessel_j(1, x) * bessel_y(0, x) - bessel_j(0, x) * bessel_y(1, x)
+    np.testing.assert_allclose(wronskian, 2 / (np.pi * x), rtol=1e-9)
+    np.testing.assert_array_equal(bessel_j(0, np.zeros(1)), [1.0])
+    np.testing.assert_array_equal(bessel_y(0, np.array([0.0, -1.0])), [-np.inf, np.nan])
+
+
+def test_modified_bessel_functions_against_their_series() -> None:
+    x = np.linspace(-12, 12, 101)
+    for order in (0, 1):
+        terms = [
+            (x / 2) ** (2 * k + order) / (math.factorial(k) * math.factorial(k + order)) for k in range(60)
+        ]
+        np.testing.assert_allclose(bessel_i(order, x), sum(terms), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

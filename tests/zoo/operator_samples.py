@@ -48,10 +48,12 @@ class Calls(torch.nn.Module):
     def __init__(self, samples: Sequence[Sample]) -> None:
         super().__init__()
         self.samples = samples
+        self.writes = False
+        """Whether a sample writes into its operands, which would be inputs of the method."""
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         """What they return, flat, complex numbers as pairs."""
-        given = iter(tensors)
+        given = iter([tensor.clone() for tensor in tensors] if self.writes else tensors)
         made = [sample.call(*islice(given, len(sample.tensors))) for sample in self.samples]
         return [_real(leaf) for leaf in pytree.tree_leaves(made) if isinstance(leaf, torch.Tensor)]
 
@@ -87,7 +89,7 @@ def measure_operator(
 def choose(info: Any, dtype: torch.dtype, count: int) -> list[Sample]:
     """Samples of different kinds: ranks, empty ones, strides, keywords; then others, evenly."""
     op = info.op
-    given = [g for g in islice(info.sample_inputs("cpu", dtype, requires_grad=False), 400) if _is_small(g)]
+    given = [g for g in islice(info.sample_inputs("cpu", dtype, requires_grad=False), 400) if _is_usual(g)]
     strided = [g.noncontiguous() for g in given[:1]]
     kinds: dict[str, list[Any]] = {}
     for one in [*given, *strided]:
@@ -100,9 +102,10 @@ def choose(info: Any, dtype: torch.dtype, count: int) -> list[Sample]:
     return [_sample(op, one) for one in chosen]
 
 
-def _is_small(given: Any) -> bool:
+def _is_usual(given: Any) -> bool:
     leaves = pytree.tree_leaves((given.input, given.args, given.kwargs))
-    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor)) <= LARGEST
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return sum(t.numel() for t in tensors) <= LARGEST and all(t.layout is torch.strided for t in tensors)
 
 
 def _kind(given: Any) -> str:
@@ -144,7 +147,9 @@ def measure(samples: Sequence[Sample], name: str, limit: float) -> tuple[str, st
     module, tensors = Calls(samples), tuple(t for sample in samples for t in sample.tensors)
     try:
         with torch.no_grad():
-            expected = module(*_copies(tensors))
+            used = _copies(tensors)
+            expected = module(*used)
+            module.writes = not all(map(_equal, used, tensors))
             torch.manual_seed(1)
             again = module(*_copies(tensors))
     except Exception as error:
