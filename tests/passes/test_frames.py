@@ -13,7 +13,7 @@ from devplan.passes import capture, frames  # noqa: E402
 from devplan.runtime import program  # noqa: E402
 
 pytestmark = pytest.mark.torch
-ROOT = Path(frames.__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,9 @@ def test_a_model_is_the_users_wherever_it_lies(file: str) -> None:
     assert not frames.is_torchs(file)
 
 
-@pytest.mark.parametrize("file", [capture.__file__, program.__file__, contextlib.__file__, "<eval_with_key>.7"])
+@pytest.mark.parametrize(
+    "file", [capture.__file__, program.__file__, contextlib.__file__, "<eval_with_key>.7"]
+)
 def test_our_code_and_pythons_is_not_the_users(file: str) -> None:
     assert not frames.is_users(file)
     assert not frames.is_torchs(file)
