@@ -270,7 +270,8 @@ def _to_last(x: Pair) -> Tensor:
 
 
 def _together(re: Tensor, im: Tensor) -> Pair:
-    re, im = torch.broadcast_tensors(re, im)
+    broadcast: Any = torch.broadcast_tensors
+    re, im = broadcast(re, im)
     return re, im
 
 

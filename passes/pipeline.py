@@ -21,14 +21,15 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, cast, get_args, get_origin
 
 from ..runtime.errors import DevplanError, PassError, UsageError
 from .base import AnyPass, Pass, PassResult, Stage
 from .narrow import is_list, is_tuple
 from .options import ExportOptions
-from .placed import PlacedGraph
-from .verify_placement import verify, verify_structure
+
+if TYPE_CHECKING:
+    from .placed import PlacedGraph
 
 T = TypeVar("T")
 
@@ -245,9 +246,11 @@ def run_stage(
         with _Chain(ran, done, ""):
             ran = ran.prepared(current)
         current = tuple(_run(ran, subject, done, observe, check) for subject in current)
-    for subject in current if mine else ():
-        if isinstance(subject, PlacedGraph):
-            verify(subject)
+    if mine and stage is Stage.PLACED:
+        from .verify_placement import verify  # not at the top: a configuration that is read names passes only
+
+        for placed in cast("tuple[PlacedGraph, ...]", current):
+            verify(placed)
     return current
 
 
@@ -260,8 +263,10 @@ def _run(
         if ran.stage is not Stage.EXPORTED and outcome.changed != (outcome.subject != subject):
             said, truth = ("changed", "the same") if outcome.changed else ("unchanged", "another")
             raise PassError(f"it says {said}, but its result is {truth}")
-        if isinstance(outcome.subject, PlacedGraph):
-            verify_structure(outcome.subject)
+        if ran.stage is Stage.PLACED:
+            from .verify_placement import verify_structure
+
+            verify_structure(cast("PlacedGraph", outcome.subject))
         if check is not None:
             check(outcome.subject)
     if observe is not None:
