@@ -36,6 +36,7 @@ def differences(old: Opened, new: Opened) -> list[Change]:
         *_state(before, after),
         *_constants(old.planned.program, new.planned.program),
         *_kernels(old.planned.program, new.planned.program),
+        *_tunings(before, after),
         *_file(before, after),
     ]
 
@@ -181,6 +182,17 @@ def _code_of(kernel: Any) -> str:
     if not kernel.codes:
         digest.update(kernel.source.encode())
     return digest.hexdigest()
+
+
+def _tunings(before: Json, after: Json) -> Iterator[Change]:
+    """Hints change no results; a GPU that has none any more may be slower."""
+    old = {tuning["gpu"]: tuning for tuning in before["library_tunings"]}
+    new = {tuning["gpu"]: tuning for tuning in after["library_tunings"]}
+    for gpu in [*old, *(gpu for gpu in new if gpu not in old)]:
+        if old.get(gpu) != new.get(gpu):
+            word = "new" if gpu not in old else "gone" if gpu not in new else "others"
+            what = f"library algorithms for {gpu} are {word}"
+            yield Change("tuning", "", what, old.get(gpu), new.get(gpu), matters=gpu not in new)
 
 
 def _file(before: Json, after: Json) -> Iterator[Change]:

@@ -183,7 +183,7 @@ def export(
         _option(
             "--tuning",
             metavar="FILE.json",
-            help="Compile kernels in the configurations that `devplan tune` found.",
+            help="Compile kernels, and choose algorithms of libraries, as `devplan tune` found best.",
             panel=_CODE,
         ),
     ] = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .summary import arenas_table, bucket_tables, constants_line, kernel_counts, methods_table
+from .summary import arenas_table, bucket_tables, constants_line, kernel_counts, methods_table, tuning_lines
 from .words import count, lifetime, shape, size, table
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def overview(described: dict[str, Any], *, verbose: bool = False) -> list[Render
         f"Code for   {', '.join(described['architectures']) or 'the host'}",
         f"Constants  {constants_line(described)}",
         f"Kernels    {kernel_counts(described)}",
+        *tuning_lines(described),
         "",
         methods_table(described),
     ]

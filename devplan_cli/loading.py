@@ -39,7 +39,7 @@ def load_program(
     require_file(path)
     from ..runtime import load
 
-    return load(
+    program = load(
         path,
         device,
         device_map=device_map,
@@ -48,6 +48,9 @@ def load_program(
         tuning=tuning,
         weights=weights,
     )
+    if program.tuning_note:
+        output.detail(program.tuning_note)
+    return program
 
 
 def teller(output: Output) -> Callable[[str], None]:

@@ -113,6 +113,16 @@ def kernel_counts(described: dict[str, Any]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in totals.items() if number) or "none"
 
 
+def tuning_lines(described: dict[str, Any]) -> list[str]:
+    """For which GPUs library algorithms are embedded, with which versions of the libraries."""
+    lines: list[str] = []
+    for tuning in described.get("library_tunings", []):
+        gpu = f"{tuning['gpu']} ({tuning['architecture']})" if tuning["architecture"] else tuning["gpu"]
+        versions = " and ".join(f"{name} {version}" for name, version in tuning["versions"].items())
+        lines.append(f"Tuned for  {gpu} with {versions}: {count(len(tuning['algorithms']), 'algorithm')}")
+    return lines
+
+
 def constants_line(described: dict[str, Any]) -> str:
     """How many, how large, and where."""
     constants = described["constants"]

@@ -78,8 +78,9 @@ def run_tuning(wanted: Wanted, output: Output) -> int:
     if kernels:
         chosen = [(found, _words(tuning.kernels.get(found.key))) for found in kernels]
         output.show(*([""] if calls else []), _view("Kernels", "as exported>", chosen))
-    better = f"{count(len(tuning.algorithms), 'algorithm')} for `run --tuning`"
-    output.say(f"wrote {path}: {better}, {count(len(tuning.kernels), 'configuration')} for `export --tuning`")
+    algorithms, configurations = len(tuning.algorithms), len(tuning.kernels)
+    better = f"{count(algorithms, 'library algorithm')} for `run` and `export --tuning`"
+    output.say(f"wrote {path}: {better}, {count(configurations, 'configuration')} for `export --tuning`")
     return 0
 
 

@@ -94,7 +94,7 @@ def export(
         if options.weights == "reference":
             contents.supplier = Supply.fitted(_label(options), stored, _recipes(lowered, contents))
         program = assemble([one.method for one in lowered], contents, kernels, options.architectures)
-        program = _with_note(program, tuning.note)
+        program = _with_notes(*tuning.embedded(program))
         (program,) = run_stage(passes, Stage.PROGRAM, [program], observe=observe)
         if not options.device_planning:
             program = replace(program, methods=tuple(_without_buckets(m, buckets) for m in program.methods))
@@ -183,12 +183,10 @@ def _with_contents(method: Method, names: Mapping[tuple[str, str], str]) -> Meth
     return replace(method, storages=storages)
 
 
-def _with_note(program: Program, note: str) -> Program:
-    """The program with something that a person should know."""
-    if not note:
-        return program
-    methods = (replace(method, notes=(*method.notes, note)) for method in program.methods)
-    return replace(program, methods=tuple(methods))
+def _with_notes(program: Program, notes: tuple[str, ...]) -> Program:
+    """The program with what a person should know."""
+    methods = (replace(method, notes=(*method.notes, *notes)) for method in program.methods)
+    return replace(program, methods=tuple(methods)) if notes else program
 
 
 def _without_buckets(method: Method, buckets: Buckets) -> Method:

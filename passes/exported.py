@@ -104,13 +104,17 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class CountSpec:
-    """A size that depends on data, the node that computes it, and its declared bounds."""
+    """A size that depends on data, the node that computes it, and its declared bounds.
+
+    Or, with ``is_difference``, how far two such sizes differ that must be equal.
+    """
 
     name: str
     node: str
     lower: int
     upper: int
     origin: SourceLocation
+    is_difference: bool = False
 
 
 def cast_methods(methods: Sequence[MethodSource], dtype: str | None) -> list[MethodSource]:

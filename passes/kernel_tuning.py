@@ -1,4 +1,4 @@
-"""Configurations of kernels that were measured, looked up while a model is exported.
+"""What was measured of kernels and library calls, looked up while a model is exported.
 
 `devplan tune` finds them in an artifact, an export finds the same kernels again by a key over everything that
 a kernel computes: its text, types and sizes, but for the blocks, warps and stages that are chosen.
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..runtime.program import Kernel
-from ..runtime.tune import Tuning
+from ..runtime.program import Kernel, LibraryTuning, Program
+from ..runtime.tune import Tuning, for_program
 from .compile_kernels import canonical
 from .tape import KernelSpec
 
@@ -67,30 +67,25 @@ def reconfigured(spec: KernelSpec, choice: Mapping[str, int]) -> KernelSpec:
 
 @dataclass
 class KernelTuning:
-    """The kernels' part of a tuning file; ``reason`` says why it is not used, where it is not."""
+    """A tuning file for an export; ``reason`` says why its kernels' part is not used, where it is not."""
 
     kernels: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     label: str = ""
     reason: str = ""
     used: set[str] = field(default_factory=set[str])
     """Keys that were found."""
+    libraries: LibraryTuning | None = None
+    """What may be embedded of it, where it has any."""
 
     @classmethod
     def read(cls, path: Path | None, architectures: tuple[str, ...]) -> KernelTuning:
         """For an export; UsageError when the file is no tuning file."""
         if path is None:
             return cls()
-        import triton
-
-        tuning, reason = Tuning.read(path), ""
-        if not tuning.kernels:
-            reason = "it chooses no kernels' configurations, only algorithms, which `run --tuning` uses"
-        elif tuning.architecture not in architectures:
-            wanted = ", ".join(architectures)
-            reason = f"it was measured on {tuning.gpu} ({tuning.architecture}), the export is for {wanted}"
-        elif tuning.triton != triton.__version__:
-            reason = f"it was measured with triton {tuning.triton}, this is {triton.__version__}"
-        return cls({} if reason else tuning.kernels, str(path), reason)
+        tuning = Tuning.read(path)
+        reason = _mismatch(tuning, architectures) if tuning.kernels else ""
+        libraries = tuning.libraries if tuning.algorithms else None
+        return cls({} if reason else tuning.kernels, str(path), reason, libraries=libraries)
 
     def final(self, spec: KernelSpec) -> KernelSpec:
         """The kernel as it shall be compiled, under its name."""
@@ -101,11 +96,39 @@ class KernelTuning:
                 spec = reconfigured(spec, self.kernels[key])
         return canonical(spec)
 
-    @property
-    def note(self) -> str:
-        """What a person should know of the file, or nothing."""
+    def embedded(self, program: Program) -> tuple[Program, tuple[str, ...]]:
+        """The program with the algorithms that are for its library calls, and what a person should know."""
         if not self.label:
-            return ""
+            return program, ()
+        notes: list[str] = []
         if self.reason:
-            return f"`{self.label}` is not used: {self.reason}"
-        return f"{len(self.used)} of {len(self.kernels)} configurations of `{self.label}` are used"
+            notes.append(f"configurations of `{self.label}` are not used: {self.reason}")
+        elif self.kernels:
+            used = f"{len(self.used)} of {len(self.kernels)} configurations"
+            notes.append(f"{used} of `{self.label}` are used")
+        if self.libraries is not None:
+            mine = for_program(self.libraries, program)
+            if mine.algorithms:
+                program = replace(program, tunings=(mine,))
+            total = len(self.libraries.algorithms)
+            whom = f", for {mine.gpu} with {_versions(mine)}" if mine.algorithms else ""
+            notes.append(f"{len(mine.algorithms)} of {total} algorithms of `{self.label}` are embedded{whom}")
+        if not notes:
+            notes.append(f"`{self.label}` is not used: it says that all was best as it was")
+        return program, tuple(notes)
+
+
+def _mismatch(tuning: Tuning, architectures: tuple[str, ...]) -> str:
+    """Why kernels must not be compiled as a file says, or an empty text."""
+    if tuning.architecture not in architectures:
+        wanted = ", ".join(architectures)
+        return f"it was measured on {tuning.gpu} ({tuning.architecture}), the export is for {wanted}"
+    import triton
+
+    if tuning.triton != triton.__version__:
+        return f"it was measured with triton {tuning.triton}, this is {triton.__version__}"
+    return ""
+
+
+def _versions(tuning: LibraryTuning) -> str:
+    return " and ".join(f"{name} {version}" for name, version in tuning.versions)

@@ -349,7 +349,8 @@ class _MethodLowering:
         storage = self._builder.storage_of(value)
         if storage.role is Role.TEMPORARY:
             self._builder.update_storage(storage.name, role=Role.OUTPUT)
-        self._builder.counts.append(Count(spec.name, value, spec.lower, spec.upper, spec.origin))
+        count = Count(spec.name, value, spec.lower, spec.upper, spec.origin, spec.is_difference)
+        self._builder.counts.append(count)
 
     def _aliases(self, value: str, seen: dict[str, str]) -> tuple[str, str] | None:
         storage = self._builder.storage_of(value)

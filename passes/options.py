@@ -58,7 +58,7 @@ class ExportOptions:
     allow_tf32: bool = False
     library_calls: bool = True
     tuning: Path | None = None
-    """A file of `devplan tune`, whose configurations kernels are compiled with."""
+    """A file of `devplan tune`: kernels are compiled as it says, library algorithms are embedded."""
     device_planning: bool = True
     planning_effort: Literal["fast", "default", "max"] = "default"
     reorder: bool = True

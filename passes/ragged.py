@@ -86,7 +86,8 @@ def _merge_counts(method: ExportedMethod) -> None:
     for spec in method.counts:
         first = by_node.setdefault(spec.node, spec)
         lower, upper = max(first.lower, spec.lower), min(first.upper, spec.upper)
-        by_node[spec.node] = replace(first, lower=min(lower, upper), upper=upper)
+        both = first.is_difference and spec.is_difference
+        by_node[spec.node] = replace(first, lower=min(lower, upper), upper=upper, is_difference=both)
         names[spec.name] = first.name
     method.counts = tuple(by_node.values())
     method.outputs = tuple(replace(o, count=names.get(o.count, "")) for o in method.outputs)
@@ -237,7 +238,9 @@ class _Padding:
                 self._check_difference(node, *inline(_difference_to_mask, [mask, count], node))
 
     def _check_difference(self, node: torch.fx.Node, count: torch.fx.Node) -> None:
-        self.counts[count] = CountSpec(f"{count.name} difference", count.name, 0, 0, origin_of([node]))
+        origin = origin_of([node])
+        name = f"{count.name} difference"
+        self.counts[count] = CountSpec(name, count.name, 0, 0, origin, is_difference=True)
         self.wanted[count] = None
 
     def _keep(self, node: torch.fx.Node, shape: list[Any], made: list[torch.fx.Node]) -> None:

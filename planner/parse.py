@@ -29,6 +29,7 @@ from ..runtime.program import (
     KernelParameter,
     Launch,
     LibraryCall,
+    LibraryTuning,
     LiveRange,
     Method,
     MethodPlan,
@@ -208,10 +209,12 @@ class _Reader:
         constants = tuple(_constant(line) for line in self._while("constant"))
         state = tuple(_state(line) for line in self._while("state"))
         kernels = tuple(self._kernel(line) for line in self._while("kernel"))
+        tunings = tuple(self._tuning(line) for line in self._while("tuning"))
         methods = [self._method(line) for line in self._while("method")]
         if self.at < len(self.lines):
             raise self.lines[self.at].error("expected a method")
-        program = Program(tuple(m for m, _ in methods), constants, state, kernels, architectures)
+        made = tuple(method for method, _ in methods)
+        program = Program(made, constants, state, kernels, architectures, tunings)
         return PlannedProgram(program, Plan(tuple(plan for _, plan in methods), is_static))
 
     def _here(self, *words: str) -> bool:
@@ -243,6 +246,15 @@ class _Reader:
         stages = line.number_()
         codes = tuple(_code(each) for each in self._while("code"))
         return Kernel(name, parameters, codes, "", constants, warps, stages)
+
+    def _tuning(self, line: _Line) -> LibraryTuning:
+        line.expect("tuning")
+        gpu, architecture = line.string(), line.string()
+        versions: list[tuple[str, int]] = []
+        while not line.is_done:
+            versions.append((line.name(), line.number_()))
+        algorithms = tuple(_algorithm(each) for each in self._while("algorithm"))
+        return LibraryTuning(gpu, architecture, tuple(versions), algorithms)
 
     def _method(self, line: _Line) -> tuple[Method, MethodPlan]:
         line.expect("method")
@@ -280,6 +292,13 @@ class _Reader:
     def _numbered(self) -> Iterator[_Line]:
         while self.at < len(self.lines) and self.lines[self.at].tokens[0][0] == "number":
             yield self._take()
+
+
+def _algorithm(line: _Line) -> tuple[str, int]:
+    line.expect("algorithm")
+    key = line.string()
+    line.expect("=")
+    return key, line.number_()
 
 
 def _constant(line: _Line) -> Constant:
@@ -355,7 +374,8 @@ def _count(line: _Line) -> Count:
     value = line.name("%")
     line.expect("in")
     lower, upper = line.items("[", "]", line.number_)
-    return Count(name, value, lower, upper, _origin(line))
+    is_difference = line.skip("difference")
+    return Count(name, value, lower, upper, _origin(line), is_difference)
 
 
 def _symbol(line: _Line) -> Symbol:

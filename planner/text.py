@@ -31,6 +31,7 @@ from ..runtime.program import (
     Kernel,
     Launch,
     LibraryCall,
+    LibraryTuning,
     LiveRange,
     Method,
     MethodPlan,
@@ -74,6 +75,8 @@ def _program(program: Program, plans: dict[str, MethodPlan]) -> Iterator[str]:
     yield from map(_state, program.state)
     for kernel in program.kernels:
         yield from _kernel(kernel)
+    for tuning in program.tunings:
+        yield from _tuning(tuning)
     for method in program.methods:
         yield from _method(method, plans.get(method.name))
 
@@ -100,6 +103,13 @@ def _kernel(kernel: Kernel) -> Iterator[str]:
         where = f"{name(code.architecture)} {name(code.form)} {name(code.symbol)}"
         waits = " waits" if code.waits else ""
         yield f"  code {where} warps {code.num_warps} shared {code.shared_nbytes}{waits}"
+
+
+def _tuning(tuning: LibraryTuning) -> Iterator[str]:
+    versions = "".join(f" {name(library)} {version}" for library, version in tuning.versions)
+    yield f"tuning {quoted(tuning.gpu)} {quoted(tuning.architecture)}{versions}"
+    for key, number in tuning.algorithms:
+        yield f"  algorithm {quoted(key)} = {number}"
 
 
 def _method(method: Method, plan: MethodPlan | None) -> Iterator[str]:
@@ -218,7 +228,7 @@ def _port(port: Port) -> str:
 
 
 def _count(count: Count) -> str:
-    bounds = f"[{count.lower},{count.upper}]"
+    bounds = f"[{count.lower},{count.upper}]" + (" difference" if count.is_difference else "")
     return " ".join(
         [f"  count {name(count.name)} = %{name(count.value)} in {bounds}", *_origin(count.origin)]
     )

@@ -61,7 +61,7 @@ class Counts:
 
 
 def _outside(method: str, count: Count, found: int) -> ExecutionError:
-    if count.upper == 0 and count.name.endswith("difference"):
+    if count.is_difference:
         return ExecutionError(
             f"two sizes of method `{method}` that depend on data differ by {found}",
             why=f"{count.origin} needs them equal",

@@ -58,6 +58,15 @@ def describe(artifact: Artifact, *, sha256: bool = True) -> Document:
         "architectures": list(program.architectures),
         "constants": _constants(program, max((blob.location for blob in artifact.blobs), default=0)),
         "state": _state(program),
+        "library_tunings": [
+            {
+                "gpu": tuning.gpu,
+                "architecture": tuning.architecture,
+                "versions": dict(tuning.versions),
+                "algorithms": dict(tuning.algorithms),
+            }
+            for tuning in program.tunings
+        ],
         "methods": [describe_method(method, plans.get(method.name)) for method in program.methods],
     }
 
@@ -165,12 +174,16 @@ class _View:
         return {"dimension": port.axis, "count": count.name, "lower": count.lower, "upper": count.upper}
 
     def count(self, count: Count) -> Document:
-        """A size that depends on data, and the outputs that have it; without any it is only checked."""
+        """A size that depends on data, and the outputs that have it; without any it is only checked.
+
+        A difference is none of those: it is how far two of them differ that must be equal.
+        """
         outputs = [port.name for port in self.method.outputs if port.count == count.name]
         return {
             "name": count.name,
             "lower": count.lower,
             "upper": count.upper,
+            "difference": count.is_difference,
             "outputs": outputs,
             "origin": str(count.origin),
         }

@@ -92,6 +92,8 @@ class LoadedProgram:
         self._shared, self._backends, self._options, self._releases = shared, backends, options, releases
         self.planned = shared.planned
         self._session = session = Session(backends)
+        self.tuning_note = ""
+        """What became of tuned library algorithms, for those who ask; empty where there are none."""
         program = self.planned.program
         try:
             allocator = Allocator(backends, releases)

@@ -25,4 +25,6 @@ additive and broadcasts to [B, H, M, N].
 from __future__ import annotations
 
 FUNCTIONS = ("matmul", "convolution", "attention", "fill")
+TUNED = {"matmul": "cublaslt", "convolution": "cudnn"}
+"""The functions whose algorithms are measured by `devplan tune`, and the libraries that have them."""
 EPILOGUES = ("none", "relu", "gelu_tanh", "gelu_erf")

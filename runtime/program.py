@@ -296,6 +296,8 @@ class Count:
     lower: int
     upper: int
     origin: SourceLocation = NOWHERE
+    is_difference: bool = False
+    """Whether it is how far two such sizes differ that must be equal: both bounds are 0, no output has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +400,24 @@ class StateVariable:
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryTuning:
+    """Algorithms of libraries that were the fastest on one model of GPU, with these versions of libraries.
+
+    Hints for speed alone: on other GPUs, with other versions, and for calls that are not among the keys,
+    libraries choose by themselves. `runtime.tune` makes and uses them.
+    """
+
+    gpu: str
+    """The model's name, as the driver gives it."""
+    architecture: str
+    """Of that GPU, such as ``sm_90``, or empty."""
+    versions: tuple[tuple[str, int], ...]
+    """By library: ``cublaslt``, ``cudnn``."""
+    algorithms: tuple[tuple[str, int], ...]
+    """Index in the library's own list, by the call's key, whose first word is the library function."""
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """All methods with what they share. ``architectures`` lists what the kernels were compiled for."""
 
@@ -406,6 +426,8 @@ class Program:
     state: tuple[StateVariable, ...] = ()
     kernels: tuple[Kernel, ...] = ()
     architectures: tuple[str, ...] = ()
+    tunings: tuple[LibraryTuning, ...] = ()
+    """At most one for each model of GPU."""
 
     def method(self, name: str) -> Method:
         """The method of that name; StopIteration if there is none."""

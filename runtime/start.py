@@ -35,8 +35,8 @@ def load(
         allow_torch_ops: whether operators of a CUDA program may run on the host through torch. A program
             exported for the cpu needs no leave.
         poison: on the emulator, overwrite every storage when its live range ends (for tests of plans).
-        tuning: a file that `devplan tune` wrote; not used on another GPU or with another library, as
-            ``notify`` is told.
+        tuning: a file that `devplan tune` wrote, which goes before the algorithms that the artifact embeds;
+            not used on another GPU or with another library, as ``notify`` is told.
         weights: safetensors files, or folders of them, for an artifact that was exported without its weights.
         scrub: fill the arenas with 0xFF (a NaN in every floating type) before each call, to show that nothing
             is read that the call did not write; always on the emulator.
@@ -73,8 +73,7 @@ def load(
         scrub=scrub,
         notify=notify,
     )
-    if tuning is not None:
-        _apply_tuning(program, Path(tuning), notify)
+    _apply_tuning(program, None if tuning is None else Path(tuning), notify)
     if names := program.compiled_from_ptx:
         missing = " and ".join(names)
         count = sum(map(len, names.values()))
@@ -88,11 +87,18 @@ def _tell(line: str, notify: Callable[[str], None] | None) -> None:
     warnings.warn(line, stacklevel=4) if notify is None else notify(line)
 
 
-def _apply_tuning(program: LoadedProgram, path: Path, notify: Callable[[str], None] | None) -> None:
+def _apply_tuning(program: LoadedProgram, path: Path | None, notify: Callable[[str], None] | None) -> None:
+    """Take the file's algorithms, or where it has none for this GPU, those that the artifact embeds."""
+    if path is None and not program.planned.program.tunings:
+        return
     from . import tune
 
     try:
-        reason = tune.apply(program, tune.Tuning.read(path))
+        reason = "" if path is None else tune.apply(program, tune.Tuning.read(path))
+        if path is None or reason:
+            program.tuning_note = tune.apply_embedded(program)
+        else:
+            program.tuning_note = f"library algorithms are those of `{path}`"
     except BaseException:
         program.close()
         raise

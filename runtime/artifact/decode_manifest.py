@@ -16,6 +16,7 @@ from ..program import (
     Kernel,
     KernelCode,
     KernelParameter,
+    LibraryTuning,
     LiveRange,
     Method,
     MethodPlan,
@@ -75,8 +76,18 @@ def program(table: fb.ManifestT, load_region: LoadRegion, codes: Mapping[str, me
             tuple(_state(item, blobs) for item in table.state or ()),
             kernels,
             tuple(table.architectures or ()),
+            tuple(_tuning(item) for item in table.tunings or ()),
         ),
         Plan(tuple(plans), table.isStatic),
+    )
+
+
+def _tuning(item: fb.LibraryTuningT) -> LibraryTuning:
+    return LibraryTuning(
+        item.gpu or "",
+        item.architecture or "",
+        tuple((entry.library or "", entry.version) for entry in item.versions or ()),
+        tuple((entry.key or "", entry.number) for entry in item.algorithms or ()),
     )
 
 
@@ -246,7 +257,8 @@ def _port(item: fb.PortT, names: Names, counts: Sequence[Count]) -> Port:
 
 def _count(item: fb.CountT, names: Names) -> Count:
     origin = names.origin(item.origin)
-    return Count(item.name or "", names.value(item.value), item.lower, item.upper, origin)
+    value = names.value(item.value)
+    return Count(item.name or "", value, item.lower, item.upper, origin, item.isDifference)
 
 
 def _storage(item: fb.StorageT, names: Names) -> Storage:

@@ -14,6 +14,7 @@ from ..program import (
     Count,
     Kernel,
     KernelCode,
+    LibraryTuning,
     LiveRange,
     Method,
     MethodPlan,
@@ -58,6 +59,22 @@ def manifest(
     table.methods = [method(item, plans.get(item.name), kernels) for item in program.methods]
     table.isStatic = planned.plan.is_static
     table.files = [_file(item) for item in files]
+    table.tunings = [_tuning(item) for item in program.tunings] or None
+    return table
+
+
+def _tuning(item: LibraryTuning) -> fb.LibraryTuningT:
+    table = fb.LibraryTuningT()
+    table.gpu, table.architecture = item.gpu, item.architecture
+    table.versions, table.algorithms = [], []
+    for library, version in item.versions:
+        entry = fb.LibraryVersionT()
+        entry.library, entry.version = library, version
+        table.versions.append(entry)
+    for key, number in item.algorithms:
+        choice = fb.AlgorithmT()
+        choice.key, choice.number = key, number
+        table.algorithms.append(choice)
     return table
 
 
@@ -184,6 +201,7 @@ def _count(count: Count, scope: Scope) -> fb.CountT:
     table = fb.CountT()
     table.name, table.value = count.name, scope.value(count.value)
     table.lower, table.upper, table.origin = count.lower, count.upper, scope.origin(count.origin)
+    table.isDifference = count.is_difference
     return table
 
 

@@ -33,7 +33,7 @@ from ..program import (
     Value,
 )
 from .operands import operands, references
-from .verify_contents import span, verify_contents, verify_kernel, verify_unique
+from .verify_contents import span, verify_contents, verify_kernel, verify_tunings, verify_unique
 from .verify_plan import verify_plan
 
 
@@ -45,6 +45,7 @@ def verify(planned: PlannedProgram) -> None:
     verify_unique("constant", (constant.name for constant in program.constants))
     verify_unique("state", (state.name for state in program.state))
     verify_contents(program)
+    verify_tunings(program)
     for kernel in program.kernels:
         verify_kernel(kernel, program.architectures)
     kernels = {kernel.name: kernel for kernel in program.kernels}
@@ -194,6 +195,10 @@ class MethodChecker:
             raise self.fail(f"count `{count.name}` is value `{count.value}`", "it is no integer on the host")
         if not 0 <= count.lower <= count.upper:
             raise self.fail(f"count `{count.name}` runs from {count.lower} to {count.upper}")
+        if count.is_difference and (
+            count.upper or any(port.count == count.name for port in self.method.outputs)
+        ):
+            raise self.fail(f"count `{count.name}` is a difference", "it must be 0, and no output's size")
 
     def _instruction(self, index: int, item: Instruction) -> None:
         at = f"instruction {index}"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from ..errors import ArtifactError
+from ..library import FUNCTIONS
 from ..program import Constant, Kernel, Program
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -67,6 +68,23 @@ def verify_kernel(kernel: Kernel, architectures: Iterable[str]) -> None:
     for code in kernel.codes:
         if not code.data or not code.symbol or code.form not in ("cubin", "ptx"):
             raise ArtifactError(f"kernel `{kernel.name}` has unusable code for `{code.architecture}`")
+
+
+def verify_tunings(program: Program) -> None:
+    """Each is for one GPU, for libraries that there are, and tells one algorithm for each of their calls."""
+    verify_unique("tuning", (f"{item.gpu} {item.architecture}".strip() for item in program.tunings))
+    for item in program.tunings:
+        what = f"the tuning for `{item.gpu}`"
+        try:
+            verify_unique("library version", (name for name, _ in item.versions))
+            verify_unique("call", (key for key, _ in item.algorithms))
+        except ArtifactError as error:
+            raise ArtifactError(f"{what} is impossible", why=error.what) from None
+        if not item.gpu or not item.versions or min(version for _, version in item.versions) < 1:
+            raise ArtifactError(f"{what} does not say what it is for")
+        for key, number in item.algorithms:
+            if key.partition(" ")[0] not in FUNCTIONS or number < 0:
+                raise ArtifactError(f"{what} has algorithm {number} for `{key[:80]}`", why="there is none")
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -182,6 +182,24 @@ class CudaBackend(GpuContext):
                 self._libraries[name] = Cudnn(self)
         return self._libraries[name]
 
+    def library_version(self, name: str) -> int:
+        """The version of ``cublaslt`` or ``cudnn``, which is loaded for that, but not begun on this GPU.
+
+        Raises:
+            DeviceError: it is not installed.
+        """
+        if name in self._libraries:
+            return int(self._libraries[name].version)
+        if name == "cublaslt":
+            from .cublaslt import load_cublaslt
+
+            return load_cublaslt()[2]
+        if name == "cudnn":
+            from .cudnn import load_cudnn
+
+            return load_cudnn()[1]
+        raise DeviceError(f"there is no library `{name}`")
+
     @property
     def no_graph_reason(self) -> str:
         """Empty: `capture` makes graphs here."""

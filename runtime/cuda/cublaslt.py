@@ -30,14 +30,19 @@ class Algorithm:
     workspace_nbytes: int
 
 
+def load_cublaslt() -> tuple[ctypes.CDLL, str, int]:
+    """The library, its path and its version; DeviceError where it is not installed."""
+    library, path = nvidia_library.load("cublasLt", "cuBLASLt")
+    library.cublasLtGetVersion.restype = ctypes.c_size_t
+    return library, path, int(library.cublasLtGetVersion())
+
+
 class CublasLt:
     """cuBLASLt on one GPU. Binds `matmul` library calls."""
 
     def __init__(self, backend: CudaBackend) -> None:
         self._backend = backend
-        self._library, self.path = nvidia_library.load("cublasLt", "cuBLASLt")
-        self._library.cublasLtGetVersion.restype = ctypes.c_size_t
-        self.version = int(self._library.cublasLtGetVersion())
+        self._library, self.path, self.version = load_cublaslt()
         self._handle = ctypes.c_void_p()
         self._descriptors: list[tuple[str, ctypes.c_void_p]] = []
         self._found: dict[str, list[Algorithm]] = {}

@@ -40,22 +40,34 @@ _MOST_ALGORITHMS = 10
 """Engines that tuning tries per call: some are compiled when they are built, which takes half a second."""
 
 
+@contextlib.contextmanager
+def _told() -> Generator[None]:
+    """DeviceError where cuDNN cannot be used."""
+    try:
+        yield
+    except (ImportError, OSError, RuntimeError) as error:
+        why = str(error).strip().splitlines()
+        raise DeviceError(
+            "cuDNN is not usable", why=why[0] if why else type(error).__name__, hint=_HINT
+        ) from error
+
+
+def load_cudnn() -> tuple[Any, int]:
+    """cuDNN's Python package and the library's version; DeviceError where it is not installed."""
+    warm.wait_for_library("cudnn")
+    with _told(), _without_torch():
+        cudnn: Any = importlib.import_module("cudnn")
+        return cudnn, int(cudnn.backend_version())
+
+
 class Cudnn:
     """cuDNN on one GPU. Binds `convolution` and `attention` library calls."""
 
     def __init__(self, backend: CudaBackend) -> None:
         self._backend = backend
-        warm.wait_for_library("cudnn")
-        try:
-            with _without_torch():
-                self._cudnn: Any = importlib.import_module("cudnn")
-                self.version = int(self._cudnn.backend_version())
-                self._handle: Any = self._cudnn.create_handle()
-        except (ImportError, OSError, RuntimeError) as error:
-            why = str(error).strip().splitlines()
-            raise DeviceError(
-                "cuDNN is not usable", why=why[0] if why else type(error).__name__, hint=_HINT
-            ) from error
+        self._cudnn, self.version = load_cudnn()
+        with _told(), _without_torch():
+            self._handle: Any = self._cudnn.create_handle()
         self._stream = -1
 
     def close(self) -> None:
@@ -67,16 +79,24 @@ class Cudnn:
     def bind(self, call: LibraryCall, operands: Mapping[str, Operand], algorithm: int | None = None) -> Step:
         """A step that computes a `convolution` or `attention` call.
 
-        ``algorithm`` is one of `algorithms` by index; None takes the tuned one, or the heuristics' first.
+        ``algorithm`` is one of `algorithms` by index; None takes the tuned one, or the heuristics' first
+        where there is none or it cannot be built.
 
         Raises:
             DeviceError: cuDNN has no engine for it, within the workspace that was planned.
         """
         if operands[call.writes[0]].numel == 0:
             return _nothing
-        workspace = operands.get(call.workspace)
         if algorithm is None and self._backend.tuning:
-            algorithm = self._backend.tuning.get(self.key(call, operands))
+            tuned = self._backend.tuning.get(self.key(call, operands))
+            if tuned is not None:
+                with contextlib.suppress(DeviceError, ExecutionError):  # a hint must not break what works
+                    return self._made(call, operands, tuned)
+        return self._made(call, operands, algorithm)
+
+    def _made(self, call: LibraryCall, operands: Mapping[str, Operand], algorithm: int | None) -> Step:
+        """The step of one algorithm, or of the heuristics' choice."""
+        workspace = operands.get(call.workspace)
         with _without_torch():
             described = self._describe(call, operands)
             self._build(described, workspace.span_nbytes if workspace else 0, algorithm)

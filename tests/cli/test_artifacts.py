@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 
 from devplan.devplan_cli.main import main
+from devplan.runtime.artifact import read, write
 from devplan.runtime.method import LoadedMethod
+from devplan.runtime.program import LibraryTuning
 
 from .conftest import MODELS, Made, check_schema, devplan, environment
 
@@ -28,6 +31,24 @@ def test_inspect_tells_a_person(tiny: Made) -> None:
     for part in ("ET12", "sm_80, sm_90", "input float32[2x16]", "h2d", "d2h", "Arenas"):
         assert part in out
     assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_what_is_tuned_is_told_by_inspect_diff_and_run(tiny: Made, tmp_path: Path) -> None:
+    plain = read(tiny.path)
+    tuning = LibraryTuning("NVIDIA H200", "sm_90", (("cublaslt", 130100),), (("matmul 1x2x3x4", 3),))
+    program = replace(plain.planned.program, tunings=(tuning,))
+    sources = {digest: (lambda data=data: data) for digest, data in plain.constants.items()}
+    path = tmp_path / "tuned.pte"
+    write(path, replace(plain.planned, program=program), sources)
+    line = "Tuned for  NVIDIA H200 (sm_90) with cublaslt 130100: 1 algorithm"
+    assert line in devplan("inspect", path).out and "Tuned" not in devplan("inspect", tiny.path).out
+    (listed,) = json.loads(devplan("inspect", path, "--json").out)["library_tunings"]
+    assert listed["algorithms"] == {"matmul 1x2x3x4": 3}
+    lost = json.loads(devplan("diff", path, tiny.path, "--json").out)
+    (change,) = [change for change in lost["changes"] if change["kind"] == "tuning"]
+    assert change["what"] == "library algorithms for NVIDIA H200 are gone" and change["matters"]
+    assert "not used" in devplan("run", path, "--device", "emulator", "--verbose").err
+    assert "not used" not in devplan("run", path, "--device", "emulator").err
 
 
 def test_inspect_draws_the_plan(tiny: Made, tmp_path: Path) -> None:

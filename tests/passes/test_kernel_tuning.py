@@ -161,7 +161,7 @@ def test_an_export_takes_over_what_was_found(tuned: Any, tmp_path: Path) -> None
     [
         ({"architecture": "sm_90"}, "measured on Timed GPU (sm_90), the export is for sm_80"),
         ({"triton": "1.0"}, "measured with triton 1.0"),
-        ({"kernels": {}}, "it chooses no kernels' configurations"),
+        ({"kernels": {}}, "all was best as it was"),
     ],
 )
 def test_a_foreign_or_stale_file_is_not_used_and_the_reason_told(
@@ -173,7 +173,24 @@ def test_a_foreign_or_stale_file_is_not_used_and_the_reason_told(
     after = exported(tuning=tmp_path / "gpu.json")
     assert after.planned.program.kernels == before.planned.program.kernels
     (note,) = [n for n in after.planned.program.methods[0].notes if "gpu.json" in n]
-    assert "is not used" in note and why in note
+    assert "not used" in note and why in note
+
+
+def test_algorithms_of_the_librarys_calls_are_embedded_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    found = {"convolution of something": 2, "matmul of something": 1}
+    Tuning("Timed GPU", {"cublaslt": 130100, "cudnn": 91002}, found, "sm_90").save(path)
+    with mock.patch.object(exporting, "compile_kernels", without_code):
+        result = export_module(torch.nn.Conv2d(16, 24, 3), (X,), tuning=path)
+    (tuning,) = result.planned.program.tunings
+    assert tuning.algorithms == (("convolution of something", 2),)
+    assert (tuning.gpu, tuning.architecture, tuning.versions) == ("Timed GPU", "sm_90", (("cudnn", 91002),))
+    (method,) = result.planned.program.methods
+    told = f"1 of 2 algorithms of `{path}` are embedded, for Timed GPU with cudnn 91002"
+    assert [note for note in method.notes if "gpu.json" in note] == [told]
+    none = exported(tuning=path)  # with kernels alone
+    assert none.planned.program.tunings == ()
+    assert f"0 of 2 algorithms of `{path}` are embedded" in none.planned.program.methods[0].notes
 
 
 def test_what_is_no_tuning_file_ends_an_export(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from devplan.runtime.program import (
     Constant,
     Copy,
     CopyKind,
+    Count,
     Device,
     HostCall,
     Instruction,
@@ -26,6 +27,7 @@ from devplan.runtime.program import (
     KernelParameter,
     Launch,
     LibraryCall,
+    LibraryTuning,
     Method,
     PlannedProgram,
     Port,
@@ -108,6 +110,7 @@ def everything() -> Program:
         '[1, {"type": null}]',
         '"',
         ("first note", 'second "note"'),
+        (Count("u0", "y", 0, 64), Count("a difference", "y", 0, 0, origin, is_difference=True)),
     )
     kernel = Kernel(
         "k 1",
@@ -124,6 +127,7 @@ def everything() -> Program:
         (StateVariable("s", DType.BFLOAT16, (2,), CUDA, 4, "aa"), StateVariable("t", DType.INT8, (), CPU, 1)),
         (kernel,),
         ("sm_80", "sm_90"),
+        (LibraryTuning("NVIDIA H200", "sm_90", (("cublaslt", 130100),), (("matmul 1x2 'n'", 3),)),),
     )
 
 

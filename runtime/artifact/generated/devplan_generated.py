@@ -2700,12 +2700,20 @@ class Count(object):
             return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
         return 0
 
-def CountStart(builder): builder.StartObject(5)
+    # Count
+    def IsDifference(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
+        return False
+
+def CountStart(builder): builder.StartObject(6)
 def CountAddName(builder, name): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
 def CountAddValue(builder, value): builder.PrependUint32Slot(1, value, 0)
 def CountAddLower(builder, lower): builder.PrependInt64Slot(2, lower, 0)
 def CountAddUpper(builder, upper): builder.PrependInt64Slot(3, upper, 0)
 def CountAddOrigin(builder, origin): builder.PrependUint32Slot(4, origin, 0)
+def CountAddIsDifference(builder, isDifference): builder.PrependBoolSlot(5, isDifference, 0)
 def CountEnd(builder): return builder.EndObject()
 
 
@@ -2718,6 +2726,7 @@ class CountT(object):
         self.lower = 0  # type: int
         self.upper = 0  # type: int
         self.origin = 0  # type: int
+        self.isDifference = False  # type: bool
 
     @classmethod
     def InitFromBuf(cls, buf, pos):
@@ -2740,6 +2749,7 @@ class CountT(object):
         self.lower = count.Lower()
         self.upper = count.Upper()
         self.origin = count.Origin()
+        self.isDifference = count.IsDifference()
 
     # CountT
     def Pack(self, builder):
@@ -2752,6 +2762,7 @@ class CountT(object):
         CountAddLower(builder, self.lower)
         CountAddUpper(builder, self.upper)
         CountAddOrigin(builder, self.origin)
+        CountAddIsDifference(builder, self.isDifference)
         count = CountEnd(builder)
         return count
 
@@ -5551,6 +5562,331 @@ class StateT(object):
         return state
 
 
+class LibraryVersion(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = LibraryVersion()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsLibraryVersion(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    # LibraryVersion
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # LibraryVersion
+    def Library(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # LibraryVersion
+    def Version(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+def LibraryVersionStart(builder): builder.StartObject(2)
+def LibraryVersionAddLibrary(builder, library): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(library), 0)
+def LibraryVersionAddVersion(builder, version): builder.PrependUint64Slot(1, version, 0)
+def LibraryVersionEnd(builder): return builder.EndObject()
+
+
+class LibraryVersionT(object):
+
+    # LibraryVersionT
+    def __init__(self):
+        self.library = None  # type: str
+        self.version = 0  # type: int
+
+    @classmethod
+    def InitFromBuf(cls, buf, pos):
+        libraryVersion = LibraryVersion()
+        libraryVersion.Init(buf, pos)
+        return cls.InitFromObj(libraryVersion)
+
+    @classmethod
+    def InitFromObj(cls, libraryVersion):
+        x = LibraryVersionT()
+        x._UnPack(libraryVersion)
+        return x
+
+    # LibraryVersionT
+    def _UnPack(self, libraryVersion):
+        if libraryVersion is None:
+            return
+        self.library = libraryVersion.Library()
+        self.version = libraryVersion.Version()
+
+    # LibraryVersionT
+    def Pack(self, builder):
+        if self.library is not None:
+            library = builder.CreateString(self.library)
+        LibraryVersionStart(builder)
+        if self.library is not None:
+            LibraryVersionAddLibrary(builder, library)
+        LibraryVersionAddVersion(builder, self.version)
+        libraryVersion = LibraryVersionEnd(builder)
+        return libraryVersion
+
+
+class Algorithm(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = Algorithm()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsAlgorithm(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    # Algorithm
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # Algorithm
+    def Key(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # Algorithm
+    def Number(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+def AlgorithmStart(builder): builder.StartObject(2)
+def AlgorithmAddKey(builder, key): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(key), 0)
+def AlgorithmAddNumber(builder, number): builder.PrependUint32Slot(1, number, 0)
+def AlgorithmEnd(builder): return builder.EndObject()
+
+
+class AlgorithmT(object):
+
+    # AlgorithmT
+    def __init__(self):
+        self.key = None  # type: str
+        self.number = 0  # type: int
+
+    @classmethod
+    def InitFromBuf(cls, buf, pos):
+        algorithm = Algorithm()
+        algorithm.Init(buf, pos)
+        return cls.InitFromObj(algorithm)
+
+    @classmethod
+    def InitFromObj(cls, algorithm):
+        x = AlgorithmT()
+        x._UnPack(algorithm)
+        return x
+
+    # AlgorithmT
+    def _UnPack(self, algorithm):
+        if algorithm is None:
+            return
+        self.key = algorithm.Key()
+        self.number = algorithm.Number()
+
+    # AlgorithmT
+    def Pack(self, builder):
+        if self.key is not None:
+            key = builder.CreateString(self.key)
+        AlgorithmStart(builder)
+        if self.key is not None:
+            AlgorithmAddKey(builder, key)
+        AlgorithmAddNumber(builder, self.number)
+        algorithm = AlgorithmEnd(builder)
+        return algorithm
+
+
+class LibraryTuning(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset=0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = LibraryTuning()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsLibraryTuning(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    # LibraryTuning
+    def Init(self, buf, pos):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # LibraryTuning
+    def Gpu(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # LibraryTuning
+    def Architecture(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # LibraryTuning
+    def Versions(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = LibraryVersion()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # LibraryTuning
+    def VersionsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # LibraryTuning
+    def VersionsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        return o == 0
+
+    # LibraryTuning
+    def Algorithms(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = Algorithm()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # LibraryTuning
+    def AlgorithmsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # LibraryTuning
+    def AlgorithmsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        return o == 0
+
+def LibraryTuningStart(builder): builder.StartObject(4)
+def LibraryTuningAddGpu(builder, gpu): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(gpu), 0)
+def LibraryTuningAddArchitecture(builder, architecture): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(architecture), 0)
+def LibraryTuningAddVersions(builder, versions): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(versions), 0)
+def LibraryTuningStartVersionsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def LibraryTuningAddAlgorithms(builder, algorithms): builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(algorithms), 0)
+def LibraryTuningStartAlgorithmsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def LibraryTuningEnd(builder): return builder.EndObject()
+
+try:
+    from typing import List
+except:
+    pass
+
+class LibraryTuningT(object):
+
+    # LibraryTuningT
+    def __init__(self):
+        self.gpu = None  # type: str
+        self.architecture = None  # type: str
+        self.versions = None  # type: List[LibraryVersionT]
+        self.algorithms = None  # type: List[AlgorithmT]
+
+    @classmethod
+    def InitFromBuf(cls, buf, pos):
+        libraryTuning = LibraryTuning()
+        libraryTuning.Init(buf, pos)
+        return cls.InitFromObj(libraryTuning)
+
+    @classmethod
+    def InitFromObj(cls, libraryTuning):
+        x = LibraryTuningT()
+        x._UnPack(libraryTuning)
+        return x
+
+    # LibraryTuningT
+    def _UnPack(self, libraryTuning):
+        if libraryTuning is None:
+            return
+        self.gpu = libraryTuning.Gpu()
+        self.architecture = libraryTuning.Architecture()
+        if not libraryTuning.VersionsIsNone():
+            self.versions = []
+            for i in range(libraryTuning.VersionsLength()):
+                if libraryTuning.Versions(i) is None:
+                    self.versions.append(None)
+                else:
+                    libraryVersion_ = LibraryVersionT.InitFromObj(libraryTuning.Versions(i))
+                    self.versions.append(libraryVersion_)
+        if not libraryTuning.AlgorithmsIsNone():
+            self.algorithms = []
+            for i in range(libraryTuning.AlgorithmsLength()):
+                if libraryTuning.Algorithms(i) is None:
+                    self.algorithms.append(None)
+                else:
+                    algorithm_ = AlgorithmT.InitFromObj(libraryTuning.Algorithms(i))
+                    self.algorithms.append(algorithm_)
+
+    # LibraryTuningT
+    def Pack(self, builder):
+        if self.gpu is not None:
+            gpu = builder.CreateString(self.gpu)
+        if self.architecture is not None:
+            architecture = builder.CreateString(self.architecture)
+        if self.versions is not None:
+            versionslist = []
+            for i in range(len(self.versions)):
+                versionslist.append(self.versions[i].Pack(builder))
+            LibraryTuningStartVersionsVector(builder, len(self.versions))
+            for i in reversed(range(len(self.versions))):
+                builder.PrependUOffsetTRelative(versionslist[i])
+            versions = builder.EndVector()
+        if self.algorithms is not None:
+            algorithmslist = []
+            for i in range(len(self.algorithms)):
+                algorithmslist.append(self.algorithms[i].Pack(builder))
+            LibraryTuningStartAlgorithmsVector(builder, len(self.algorithms))
+            for i in reversed(range(len(self.algorithms))):
+                builder.PrependUOffsetTRelative(algorithmslist[i])
+            algorithms = builder.EndVector()
+        LibraryTuningStart(builder)
+        if self.gpu is not None:
+            LibraryTuningAddGpu(builder, gpu)
+        if self.architecture is not None:
+            LibraryTuningAddArchitecture(builder, architecture)
+        if self.versions is not None:
+            LibraryTuningAddVersions(builder, versions)
+        if self.algorithms is not None:
+            LibraryTuningAddAlgorithms(builder, algorithms)
+        libraryTuning = LibraryTuningEnd(builder)
+        return libraryTuning
+
+
 class Manifest(object):
     __slots__ = ['_tab']
 
@@ -5754,7 +6090,31 @@ class Manifest(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
         return o == 0
 
-def ManifestStart(builder): builder.StartObject(10)
+    # Manifest
+    def Tunings(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            obj = LibraryTuning()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Manifest
+    def TuningsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Manifest
+    def TuningsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        return o == 0
+
+def ManifestStart(builder): builder.StartObject(11)
 def ManifestAddVersion(builder, version): builder.PrependUint32Slot(0, version, 0)
 def ManifestAddProducer(builder, producer): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(producer), 0)
 def ManifestAddArchitectures(builder, architectures): builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(architectures), 0)
@@ -5772,6 +6132,8 @@ def ManifestStartMethodsVector(builder, numElems): return builder.StartVector(4,
 def ManifestAddIsStatic(builder, isStatic): builder.PrependBoolSlot(8, isStatic, 0)
 def ManifestAddFiles(builder, files): builder.PrependUOffsetTRelativeSlot(9, flatbuffers.number_types.UOffsetTFlags.py_type(files), 0)
 def ManifestStartFilesVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def ManifestAddTunings(builder, tunings): builder.PrependUOffsetTRelativeSlot(10, flatbuffers.number_types.UOffsetTFlags.py_type(tunings), 0)
+def ManifestStartTuningsVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def ManifestEnd(builder): return builder.EndObject()
 
 try:
@@ -5793,6 +6155,7 @@ class ManifestT(object):
         self.methods = None  # type: List[MethodT]
         self.isStatic = False  # type: bool
         self.files = None  # type: List[DataFileT]
+        self.tunings = None  # type: List[LibraryTuningT]
 
     @classmethod
     def InitFromBuf(cls, buf, pos):
@@ -5865,6 +6228,14 @@ class ManifestT(object):
                 else:
                     dataFile_ = DataFileT.InitFromObj(manifest.Files(i))
                     self.files.append(dataFile_)
+        if not manifest.TuningsIsNone():
+            self.tunings = []
+            for i in range(manifest.TuningsLength()):
+                if manifest.Tunings(i) is None:
+                    self.tunings.append(None)
+                else:
+                    libraryTuning_ = LibraryTuningT.InitFromObj(manifest.Tunings(i))
+                    self.tunings.append(libraryTuning_)
 
     # ManifestT
     def Pack(self, builder):
@@ -5926,6 +6297,14 @@ class ManifestT(object):
             for i in reversed(range(len(self.files))):
                 builder.PrependUOffsetTRelative(fileslist[i])
             files = builder.EndVector()
+        if self.tunings is not None:
+            tuningslist = []
+            for i in range(len(self.tunings)):
+                tuningslist.append(self.tunings[i].Pack(builder))
+            ManifestStartTuningsVector(builder, len(self.tunings))
+            for i in reversed(range(len(self.tunings))):
+                builder.PrependUOffsetTRelative(tuningslist[i])
+            tunings = builder.EndVector()
         ManifestStart(builder)
         ManifestAddVersion(builder, self.version)
         if self.producer is not None:
@@ -5945,6 +6324,8 @@ class ManifestT(object):
         ManifestAddIsStatic(builder, self.isStatic)
         if self.files is not None:
             ManifestAddFiles(builder, files)
+        if self.tunings is not None:
+            ManifestAddTunings(builder, tunings)
         manifest = ManifestEnd(builder)
         return manifest
 

@@ -222,6 +222,7 @@ class CountT:
     lower: int
     upper: int
     origin: int
+    isDifference: bool
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...
 
@@ -361,6 +362,26 @@ class StateT:
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...
 
+class LibraryVersionT:
+    library: str | None
+    version: int
+    def __init__(self) -> None: ...
+    def Pack(self, builder: Builder) -> int: ...
+
+class AlgorithmT:
+    key: str | None
+    number: int
+    def __init__(self) -> None: ...
+    def Pack(self, builder: Builder) -> int: ...
+
+class LibraryTuningT:
+    gpu: str | None
+    architecture: str | None
+    versions: list[LibraryVersionT] | None
+    algorithms: list[AlgorithmT] | None
+    def __init__(self) -> None: ...
+    def Pack(self, builder: Builder) -> int: ...
+
 class ManifestT:
     version: int
     producer: str | None
@@ -372,5 +393,6 @@ class ManifestT:
     methods: list[MethodT] | None
     isStatic: bool
     files: list[DataFileT] | None
+    tunings: list[LibraryTuningT] | None
     def __init__(self) -> None: ...
     def Pack(self, builder: Builder) -> int: ...

@@ -133,6 +133,7 @@ LAYOUT = Layout(
             ('lower', 'scalar', 'q', 0),
             ('upper', 'scalar', 'q', 0),
             ('origin', 'scalar', 'I', 0),
+            ('isDifference', 'scalar', '?', False),
         ),
         'LiveRange': (
             ('storage', 'scalar', 'I', 0),
@@ -242,6 +243,20 @@ LAYOUT = Layout(
             ('nbytes', 'scalar', 'Q', 0),
             ('initial', 'scalar', 'I', 0),
         ),
+        'LibraryVersion': (
+            ('library', 'string', 'string', 0),
+            ('version', 'scalar', 'Q', 0),
+        ),
+        'Algorithm': (
+            ('key', 'string', 'string', 0),
+            ('number', 'scalar', 'I', 0),
+        ),
+        'LibraryTuning': (
+            ('gpu', 'string', 'string', 0),
+            ('architecture', 'string', 'string', 0),
+            ('versions', 'tables', 'LibraryVersion', 0),
+            ('algorithms', 'tables', 'Algorithm', 0),
+        ),
         'Manifest': (
             ('version', 'scalar', 'I', 0),
             ('producer', 'string', 'string', 0),
@@ -253,6 +268,7 @@ LAYOUT = Layout(
             ('methods', 'tables', 'Method', 0),
             ('isStatic', 'scalar', '?', False),
             ('files', 'tables', 'DataFile', 0),
+            ('tunings', 'tables', 'LibraryTuning', 0),
         ),
     },
 )

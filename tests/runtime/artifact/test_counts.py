@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,12 @@ import pytest
 
 from devplan.runtime.artifact import read, write, writer
 from devplan.runtime.artifact.layout import version_of
+from devplan.runtime.backend import Operand
+from devplan.runtime.counted import Counts
 from devplan.runtime.describe import describe
-from devplan.runtime.errors import ArtifactError
-from devplan.runtime.program import Method
+from devplan.runtime.dtypes import DType
+from devplan.runtime.errors import ArtifactError, ExecutionError
+from devplan.runtime.program import CPU, Count, Method, SourceLocation
 
 Change = Callable[[Method], Method]
 
@@ -41,6 +45,8 @@ BROKEN: list[tuple[Change, str]] = [
     (count(name="u1"), "`z` counts `u0`: there is no such count"),
     (output(0, axis=2), "`z` counts along dimension 2"),
     (lambda method: replace(method, counts=method.counts * 2), "u0"),
+    (count(is_difference=True), "count `u0` is a difference: it must be 0, and no output's size"),
+    (count(is_difference=True, upper=0), "count `u0` is a difference: it must be 0, and no output's size"),
     (
         lambda method: replace(
             method, inputs=(replace(method.inputs[0], count="u0"), *method.inputs[1:])
@@ -77,6 +83,37 @@ def test_the_version_tells_readers_that_know_of_none(sample: Any, counted_sample
     assert version_of(counted_sample.planned.program) == 2
 
 
+def test_a_difference_reads_back_as_one_whatever_its_name(counted_sample: Any, tmp_path: Path) -> None:
+    (method,) = counted_sample.planned.program.methods
+    plain = replace(method.outputs[0], count="", axis=0)
+    apart = replace(method.counts[0], name="apart", upper=0, is_difference=True)
+    named = replace(apart, name="a difference", is_difference=False)
+    made = replace(method, counts=(apart, named), outputs=(plain, *method.outputs[1:]))
+    planned = changed(counted_sample.planned, lambda _: made)
+    write(tmp_path / "m.pte", planned, counted_sample.sources())
+    artifact = read(tmp_path / "m.pte")
+    assert artifact.planned == planned
+    (described,) = describe(artifact)["methods"]
+    assert [(each["name"], each["difference"]) for each in described["counts"]] == [
+        ("apart", True),
+        ("a difference", False),
+    ]
+
+
+def test_the_message_is_chosen_by_what_a_count_is() -> None:
+    place = ctypes.c_int64(2)
+    at = Operand(ctypes.addressof(place), DType.INT64, (), (), CPU)
+    origin = SourceLocation(operator="aten.mul.Tensor")
+    size = Count("a difference", "n", 0, 0, origin)
+    for count, message in (
+        (size, "a size of method `forward` that depends on data is 2, declared is at most 0"),
+        (replace(size, name="u0", is_difference=True), "two sizes of method `forward` .* differ by 2"),
+    ):
+        method = Method("forward", (), (), (), (), (), counts=(count,))
+        with pytest.raises(ExecutionError, match=message):
+            Counts(method, {"n": at}).check()
+
+
 def test_a_file_tells_the_count_its_bounds_and_its_outputs(counted_sample: Any, tmp_path: Path) -> None:
     write(tmp_path / "m.pte", counted_sample.planned, counted_sample.sources())
     artifact = read(tmp_path / "m.pte")
@@ -87,5 +124,12 @@ def test_a_file_tells_the_count_its_bounds_and_its_outputs(counted_sample: Any, 
     assert z["data_dependent"] == {"dimension": 0, "count": "u0", "lower": 0, "upper": 3}
     assert cache["data_dependent"] is None
     assert method["counts"] == [
-        {"name": "u0", "lower": 0, "upper": 3, "outputs": ["z"], "origin": "aten.nonzero.default model.py:4"}
+        {
+            "name": "u0",
+            "lower": 0,
+            "upper": 3,
+            "difference": False,
+            "outputs": ["z"],
+            "origin": "aten.nonzero.default model.py:4",
+        }
     ]

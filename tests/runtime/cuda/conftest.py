@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from devplan.runtime.cuda import backend, driver, warm
+from devplan.runtime.cuda import backend, driver, nvidia_library, warm
 from devplan.runtime.program import Device
 
 
@@ -22,6 +22,7 @@ def _load(name: str) -> ModuleType:
 
 
 FAKE = _load("fake_driver")
+FAKE_CUBLASLT = _load("fake_cublaslt")
 
 
 @pytest.fixture
@@ -39,3 +40,11 @@ def gpu(cu: object) -> Iterator[backend.CudaBackend]:
     made = backend.CudaBackend(Device("cuda", 0), 0)
     yield made
     made.close()
+
+
+@pytest.fixture
+def lt(monkeypatch: pytest.MonkeyPatch) -> object:
+    """The fake cuBLASLt, in place of the library."""
+    fake = FAKE_CUBLASLT.FakeLt()
+    monkeypatch.setattr(nvidia_library, "load", lambda name, title: (fake, "libcublasLt.so"))
+    return fake

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from devplan.runtime.backend import Operand
-from devplan.runtime.cuda import nvidia_library
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import DeviceError, ExecutionError
@@ -25,54 +23,6 @@ def dense(shape: tuple[int, ...], address: int = 1 << 20, dtype: DType = DType.F
     for extent in reversed(shape[1:]):
         strides.append(strides[-1] * extent)
     return Operand(address, dtype, shape, tuple(reversed(strides)), GPU)
-
-
-class _Function:
-    """A foreign function: records plain values of its arguments, answers with a status."""
-
-    def __init__(self, library: FakeLt, name: str) -> None:
-        self.library, self.name, self.restype = library, name, None
-
-    def __call__(self, *arguments: Any) -> int:
-        return self.library.answer(self.name.removeprefix("cublasLt"), arguments)
-
-
-class FakeLt:
-    """`libcublasLt`: offers ``offered`` algorithms, whose first bytes are their numbers."""
-
-    def __init__(self) -> None:
-        self.offered, self.status = 3, {}
-        self.attributes: list[tuple[str, int, bytes]] = []
-        self.limits: list[bytes] = []
-        self.products: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("cublasLt"):
-            raise AttributeError(name)
-        return _Function(self, name)
-
-    def answer(self, name: str, arguments: tuple[Any, ...]) -> int:
-        if name == "GetVersion":
-            return 130100
-        if name.endswith("SetAttribute"):
-            _, attribute, value, size = arguments
-            raw = ctypes.string_at(ctypes.addressof(value._obj), size)
-            self.attributes.append((name.removesuffix("SetAttribute"), attribute, raw))
-        if name == "MatmulAlgoGetHeuristic":
-            *_, wanted, results, number = arguments
-            number._obj.value = min(self.offered, wanted)
-            for index in range(number._obj.value):
-                results[index].algorithm[0] = index
-        if name == "Matmul":
-            self.products.append(arguments[12]._obj[0])
-        return self.status.get(name, 0)
-
-
-@pytest.fixture
-def lt(monkeypatch: pytest.MonkeyPatch) -> FakeLt:
-    fake = FakeLt()
-    monkeypatch.setattr(nvidia_library, "load", lambda name, title: (fake, "libcublasLt.so"))
-    return fake
 
 
 A, B, OUT, BIAS, SPACE = (
@@ -89,7 +39,7 @@ def matmul(*reads: str, **attributes: Any) -> LibraryCall:
     return LibraryCall("matmul", reads, ("out", "space"), tuple(attributes.items()), "space")
 
 
-def test_a_product_is_bound_once_and_run_with_the_first_algorithm(gpu: CudaBackend, lt: FakeLt) -> None:
+def test_a_product_is_bound_once_and_run_with_the_first_algorithm(gpu: CudaBackend, lt: Any) -> None:
     step = gpu.bind(matmul("a", "b"), OPERANDS, {})
     step()
     step()
@@ -101,7 +51,7 @@ def test_a_product_is_bound_once_and_run_with_the_first_algorithm(gpu: CudaBacke
     [("none", False, 1), ("none", True, 4), ("relu", False, 2), ("relu", True, 6), ("gelu_tanh", True, 36)],
 )
 def test_epilogues_are_the_librarys(
-    gpu: CudaBackend, lt: FakeLt, epilogue: str, has_bias: bool, number: int
+    gpu: CudaBackend, lt: Any, epilogue: str, has_bias: bool, number: int
 ) -> None:
     reads = ("a", "b", "bias") if has_bias else ("a", "b")
     gpu.bind(matmul(*reads, epilogue=epilogue, has_bias=has_bias), OPERANDS, {})
@@ -109,22 +59,22 @@ def test_epilogues_are_the_librarys(
     assert (("MatmulDesc", 8, BIAS.address.to_bytes(8, "little")) in lt.attributes) is has_bias
 
 
-def test_the_librarys_tanh_gelu_never_stands_for_the_exact_one(gpu: CudaBackend, lt: FakeLt) -> None:
+def test_the_librarys_tanh_gelu_never_stands_for_the_exact_one(gpu: CudaBackend, lt: Any) -> None:
     with pytest.raises(DeviceError, match="gelu_erf"):
         gpu.bind(matmul("a", "b", epilogue="gelu_erf"), OPERANDS, {})
 
 
-def test_only_the_planned_workspace_is_offered(gpu: CudaBackend, lt: FakeLt) -> None:
+def test_only_the_planned_workspace_is_offered(gpu: CudaBackend, lt: Any) -> None:
     gpu.bind(matmul("a", "b"), OPERANDS, {})
     assert ("MatmulPreference", 1, (64).to_bytes(8, "little")) in lt.attributes
 
 
-def test_half_precision_sums_stay_float32(gpu: CudaBackend, lt: FakeLt) -> None:
+def test_half_precision_sums_stay_float32(gpu: CudaBackend, lt: Any) -> None:
     gpu.bind(matmul("a", "b"), OPERANDS, {})
     assert ("MatmulPreference", 3, (2).to_bytes(4, "little")) in lt.attributes
 
 
-def test_the_library_is_told_of_addresses_that_are_less_aligned(gpu: CudaBackend, lt: FakeLt) -> None:
+def test_the_library_is_told_of_addresses_that_are_less_aligned(gpu: CudaBackend, lt: Any) -> None:
     gpu.bind(matmul("a", "b"), OPERANDS | {"b": dense((16, 24), (1 << 20) + 34)}, {})
     told = {
         attribute: int.from_bytes(raw, "little")
@@ -134,7 +84,7 @@ def test_the_library_is_told_of_addresses_that_are_less_aligned(gpu: CudaBackend
     assert (told[5], told[6], told[7], told[8]) == (2, 256, 256, 256)  # the library's first operand is b
 
 
-def test_a_tuned_algorithm_is_taken_by_key(gpu: CudaBackend, lt: FakeLt) -> None:
+def test_a_tuned_algorithm_is_taken_by_key(gpu: CudaBackend, lt: Any) -> None:
     library = gpu.library("cublaslt")
     key = library.key(matmul("a", "b"), OPERANDS)
     assert library.algorithms(matmul("a", "b"), OPERANDS) == 3
@@ -152,12 +102,12 @@ def test_a_tuned_algorithm_is_taken_by_key(gpu: CudaBackend, lt: FakeLt) -> None
      {"space": dense((128,), 1 << 21, DType.UINT8)},
      {"a": dense((8, 16), (1 << 20) + 2)}],
 )  # fmt: skip
-def test_keys_tell_products_apart(gpu: CudaBackend, lt: FakeLt, change: dict[str, Operand]) -> None:
+def test_keys_tell_products_apart(gpu: CudaBackend, lt: Any, change: dict[str, Operand]) -> None:
     library = gpu.library("cublaslt")
     assert library.key(matmul("a", "b"), OPERANDS) != library.key(matmul("a", "b"), OPERANDS | change)
 
 
-def test_no_algorithm_and_failures_are_errors_that_name_the_product(gpu: CudaBackend, lt: FakeLt) -> None:
+def test_no_algorithm_and_failures_are_errors_that_name_the_product(gpu: CudaBackend, lt: Any) -> None:
     lt.status["Matmul"] = 13
     step = gpu.bind(matmul("a", "b"), OPERANDS, {})
     with pytest.raises(ExecutionError, match="CUBLAS_STATUS_EXECUTION_FAILED for matmul 1x8x24x16 float16"):
@@ -405,6 +355,24 @@ def test_a_tuned_engine_is_taken_by_key(gpu: CudaBackend, dnn: FakeCudnn) -> Non
     gpu.bind(convolution(), IMAGES, {})()
     gpu.bind(convolution(padding=(0, 0)), IMAGES, {})()
     assert [index for index, _, _ in dnn.executed] == [2, None]
+
+
+@pytest.mark.parametrize("hint", [1, 7])
+def test_a_tuned_engine_that_cannot_be_built_leaves_the_choice_to_cudnn(
+    gpu: CudaBackend, dnn: FakeCudnn, hint: int
+) -> None:
+    dnn.needs = [0, 1000, 32]  # the second needs more workspace than there is, an eighth does not exist
+    gpu.tuning = {gpu.library("cudnn").key(convolution(), IMAGES): hint}
+    gpu.bind(convolution(), IMAGES, {})()
+    assert [index for index, _, _ in dnn.executed] == [None]
+
+
+def test_a_version_is_told_without_beginning_a_library(gpu: CudaBackend, dnn: FakeCudnn, lt: Any) -> None:
+    assert gpu.library_version("cublaslt") == 130100 == gpu.library("cublaslt").version
+    assert gpu.library_version("cublaslt") == 130100
+    assert gpu.library_version("cudnn") == gpu.library("cudnn").version
+    with pytest.raises(DeviceError, match="no library `cufft`"):
+        gpu.library_version("cufft")
 
 
 def test_attention_gets_its_scale_and_mask(gpu: CudaBackend, dnn: FakeCudnn) -> None:

@@ -80,7 +80,9 @@ def test_the_best_configuration_is_written_for_exports(artifact: Path, capsys: A
     assert (tuning.gpu, tuning.architecture, tuning.algorithms) == ("Fake GPU", "sm_90", {})
     out, err = capsys.readouterr()
     assert "2 warps, 1 stage" in out and "row_product fp32" in out and key.split()[-1] not in out
-    assert "0 algorithms for `run --tuning`, 1 configuration for `export --tuning`" in err
+    assert (
+        "0 library algorithms for `run` and `export --tuning`, 1 configuration for `export --tuning`" in err
+    )
     assert "measured 1 of 1 kernel" in err
 
 
