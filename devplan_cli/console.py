@@ -6,19 +6,17 @@ import io
 import json
 import logging
 import math
-import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..passes.narrow import is_mapping, is_sequence
+from .streams import standard_output, tell, write_document_text
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-
-_document_stream: IO[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Output:
     def say(self, text: str) -> None:
         """A line for a person on standard error."""
         if not self.quiet:
-            print(text, file=getattr(sys.stderr, "beneath", sys.stderr), flush=True)
+            tell(text, getattr(sys.stderr, "beneath", sys.stderr))
 
     def detail(self, text: str) -> None:
         """A line for one who asked for more."""
@@ -44,11 +42,11 @@ class Output:
         """Results for a person on standard output: text and tables of rich."""
         if not (self.json or self.quiet):
             stdout = console()
-            with stdout.capture() as captured:
-                for item in items:
-                    stdout.print(item, markup=False, highlight=False, soft_wrap=isinstance(item, str))
-            lines = captured.get().splitlines()
-            print("\n".join(line.rstrip() for line in lines), flush=True)
+            with standard_output():
+                with stdout.capture() as captured:
+                    for item in items:
+                        stdout.print(item, markup=False, highlight=False, soft_wrap=isinstance(item, str))
+                print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
 
     def document(self, document: dict[str, Any]) -> None:
         """The JSON document, when one was asked for."""
@@ -87,33 +85,9 @@ def muffled(active: bool) -> Generator[None]:
         logging.disable(logging.NOTSET)
 
 
-@contextmanager
-def document_mode(active: bool) -> Generator[None]:
-    """Keep standard output for the JSON document: all else that is written to it goes to standard error."""
-    global _document_stream
-    if not active:
-        yield
-        return
-    sys.stdout.flush()
-    saved = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with os.fdopen(os.dup(saved), "w", encoding="utf-8") as stream:
-            _document_stream = stream
-            yield
-    finally:
-        _document_stream = None
-        sys.stdout.flush()
-        os.dup2(saved, 1)
-        os.close(saved)
-
-
 def write_document(document: dict[str, Any]) -> None:
     """Print one JSON document. Numbers that JSON lacks (NaN, infinities) become null."""
-    text = json.dumps(_plain(document), indent=2, ensure_ascii=False)
-    stream = _document_stream or sys.stdout
-    stream.write(text + "\n")
-    stream.flush()
+    write_document_text(json.dumps(_plain(document), indent=2, ensure_ascii=False) + "\n")
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from ..runtime.errors import UsageError
 from . import flags
 from .artifacts import check_targets
 from .console import Output
+from .streams import write_document_text
 
 if TYPE_CHECKING:
     from ..passes.config import Config
@@ -276,7 +277,10 @@ def export(
     settings = _configuration(config, given, rules, _bucket_rules(buckets))
     out = Output(json, quiet, verbose, progress=not no_progress)
     if print_config:
-        print(settings.toml(), end="")
+        if json:
+            why = "`--print-config` prints TOML, `--json` promises JSON"
+            raise UsageError("wrong usage", why=why, hint="drop one of them")
+        write_document_text(settings.toml())
         return 0
     job = replace(_job(source, settings), explain=explain)
     out.say(f"exporting {job.source} to {job.target}")

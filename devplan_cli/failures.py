@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
 from ..runtime.errors import DevplanError, MismatchError, UsageError
 from .console import write_document
+from .streams import STDOUT, tell
 
 INTERRUPTED = 130
 
@@ -26,7 +27,7 @@ class Differs(MismatchError):
 def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
     """Print what went wrong and return the exit code. The traceback only with ``verbose``."""
     if isinstance(error, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
+        tell("interrupted")
         return INTERRUPTED
     known = error if isinstance(error, DevplanError) else _as_known(error)
     if verbose:
@@ -35,8 +36,10 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
         message = f"{known.what}: {known.why}" if known.why else known.what
         found: Mapping[str, Any] = known.document if isinstance(known, Differs) else dict[str, Any]()
         failure = {"code": known.code, "kind": known.kind, "message": message, "hint": known.hint}
-        write_document({**found, "error": failure})
-    print(known.line(), file=sys.stderr, flush=True)
+        with suppress(OSError):  # it may be standard output that has failed
+            write_document({**found, "error": failure})
+    with suppress(BrokenPipeError):
+        tell(known.line())
     return known.code
 
 
@@ -47,11 +50,22 @@ def _as_known(error: BaseException) -> DevplanError:
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError):
         return DevplanError("out of memory", why=text, hint="close other programs, or use a smaller model")
-    if isinstance(error, OSError) and error.filename is not None:
-        hint = "check the path, its permissions and the free space"
-        return DevplanError(f"cannot use `{error.filename}`", why=str(error.strerror), hint=hint)
+    if isinstance(error, OSError) and error.errno is not None:
+        return _of_system(error)
     why = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return DevplanError("internal error", why=why, hint="`--verbose` shows the traceback; please report it")
+
+
+def _of_system(error: OSError) -> DevplanError:
+    """What the system refuses: a file, or standard output (which has no name where the parser prints)."""
+    why = str(error.strerror)
+    if error.filename in (None, STDOUT):
+        hint = "check the free space, or send standard output elsewhere"
+        return DevplanError(
+            "cannot write to standard output" if error.filename else "cannot write", why=why, hint=hint
+        )
+    hint = "check the path, its permissions and the free space"
+    return DevplanError(f"cannot use `{error.filename}`", why=why, hint=hint)
 
 
 def _wrong_usage(error: BaseException, message: str) -> UsageError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from typing import Annotated
@@ -11,8 +10,8 @@ import typer
 
 from . import bench, diff, doctor, export, inspect, run, tune, verify
 from .arguments import fill_optional_values
-from .console import document_mode
 from .failures import INTERRUPTED, report
+from .streams import keep_stdout_for_a_document, mend_streams, silence, standard_output
 
 _HELP = """Export PyTorch models to planned device programs, and run them without torch.
 
@@ -55,10 +54,11 @@ def main(argv: list[str] | None = None) -> None:
     as_json, verbose = "--json" in words, "--verbose" in words or "-v" in words
     if not (verbose or sys.warnoptions):
         warnings.simplefilter("ignore")  # what libraries say to their developers is nothing to a user
-    with document_mode(as_json):
-        code = _call(words, as_json=as_json, verbose=verbose)
-        code = _flush(code)
-    sys.exit(code)
+    mend_streams()
+    if as_json:
+        keep_stdout_for_a_document()
+    code = _call(words, as_json=as_json, verbose=verbose)
+    sys.exit(_flush(code, as_json=as_json))
 
 
 def _call(words: list[str], *, as_json: bool, verbose: bool) -> int:
@@ -69,6 +69,8 @@ def _call(words: list[str], *, as_json: bool, verbose: bool) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return report(KeyboardInterrupt(), as_json=as_json, verbose=False)
     except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # the parser has caught it
+            return _broken_pipe()
         return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except BaseException as error:
         if type(error).__name__ == "NoArgsIsHelpError":
@@ -80,15 +82,19 @@ def _call(words: list[str], *, as_json: bool, verbose: bool) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _flush(code: int) -> int:
+def _flush(code: int, *, as_json: bool) -> int:
     try:
-        sys.stdout.flush()
+        with standard_output():
+            sys.stdout.flush()
     except BrokenPipeError:
         return _broken_pipe()
+    except OSError as error:
+        return code or report(error, as_json=as_json, verbose=False)
     return code
 
 
 def _broken_pipe() -> int:
     """The reader of our output has gone (``devplan inspect x | head``): stop without a word, as others do."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for descriptor in (1, 2):
+        silence(descriptor)
     return INTERRUPTED + 11
