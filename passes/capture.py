@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from ..runtime.errors import DevplanError, UnsupportedOperatorError
+from .builder import is_dense
 from .complex_pairs import decompose_complex
 from .data_loops import unrolled_loops
 from .data_turns import close_turns
 from .frames import is_users
+from .inductor.interfaces import pytree
 from .lifted_tensors import merge_lifted_tensors
 from .module_casts import traced_casts
 from .source import MethodSource
@@ -25,10 +27,11 @@ def export_method(method: MethodSource) -> torch.export.ExportedProgram:
     if method.exported is not None:
         ready: torch.export.ExportedProgram = method.exported.run_decompositions({})
         return ready
+    args, kwargs = pytree.tree_map(_dense, (method.args, method.kwargs))
     try:
         with torch.no_grad(), grouped_experts(method.module), unrolled_loops(), traced_casts(method.module):
             exported: torch.export.ExportedProgram = torch.export.export(
-                method.module, method.args, method.kwargs, dynamic_shapes=method.dynamic_shapes, strict=False
+                method.module, args, kwargs, dynamic_shapes=method.dynamic_shapes, strict=False
             )
             close_turns(exported)
             merge_lifted_tensors(exported)
@@ -38,6 +41,13 @@ def export_method(method: MethodSource) -> torch.export.ExportedProgram:
         raise
     except Exception as error:
         raise _refusal(method.name, error) from error
+
+
+def _dense(value: Any) -> Any:
+    """An example input as callers will hand it over: its elements in one run, without gaps or repetitions."""
+    if type(value) is not torch.Tensor or value.layout != torch.strided:
+        return value
+    return value if is_dense(tuple(value.shape), value.stride()) else value.contiguous()
 
 
 @contextlib.contextmanager

@@ -42,14 +42,49 @@ def adaptive_avg_pool3d(x: Tensor, output_size: Sequence[int]) -> Tensor:
 
 def cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
     """As ``aten._cdist_forward``: distances between all rows of x and all rows of y."""
-    difference = (x.unsqueeze(-2) - y.unsqueeze(-3)).abs()
+    return _length((x.unsqueeze(-2) - y.unsqueeze(-3)).abs(), p)
+
+
+def pdist(x: Tensor, p: float = 2) -> Tensor:
+    """As ``aten._pdist_forward``: distances between every two rows of x."""
+    first, second = torch.triu_indices(x.size(0), x.size(0), 1, device=x.device).unbind(0)
+    return _length((x.index_select(0, first) - x.index_select(0, second)).abs(), p)
+
+
+def _length(difference: Tensor, p: float) -> Tensor:
+    """The p-norm of the last dimension of what is not negative."""
     if p == 0:
-        return (difference != 0).sum(-1).to(x.dtype)
+        return (difference != 0).sum(-1).to(difference.dtype)
     if p == 1:
         return difference.sum(-1)
     if p == 2:
         return (difference * difference).sum(-1).sqrt()
     return difference.amax(-1) if p == float("inf") else difference.pow(p).sum(-1).pow(1 / p)
+
+
+def rrelu(
+    x: Tensor,
+    noise: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> Any:
+    """As ``aten.rrelu_with_noise`` in evaluation, where nothing is random; else NotImplemented."""
+    return NotImplemented if training else torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+
+
+def empty(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
+    """As ``aten.empty`` with zeros, so that what a program returns of it does not depend on other tensors."""
+    return torch.full(size, 0, dtype=dtype or torch.get_default_dtype(), device=device)
 
 
 def trilinear(
@@ -116,8 +151,9 @@ def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     """As ``aten.scatter_reduce.two`` without atomics: each result looks for its sources."""
-    if index.dim() == 0:
-        x, index, source, dim = x.reshape(1), index.reshape(1), source.reshape(1), 0
+    if 0 in (x.dim(), index.dim()):
+        rows = (x.reshape(-1), 0, index.reshape(-1), source.reshape(-1))
+        return scatter_reduce(*rows, reduce, include_self=include_self).reshape(x.shape)
     source = source[tuple(slice(0, extent) for extent in index.shape)]
     area = tuple(slice(None) if d == dim % x.dim() else slice(0, e) for d, e in enumerate(index.shape))
     old, places = x[area].movedim(dim, -1), torch.arange(x.size(dim), device=x.device)
@@ -156,8 +192,10 @@ _ATOMIC = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.in
 
 def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
     """As ``aten.scatter.src`` for element types that Inductor hands to a library; else NotImplemented."""
-    if x.dtype in _ATOMIC or x.dim() == 0 or index.dim() == 0:
+    if x.dtype in _ATOMIC:
         return NotImplemented
+    if 0 in (x.dim(), index.dim()):
+        return scatter(x.reshape(-1), 0, index.reshape(-1), source.reshape(-1)).reshape(x.shape)
     places: list[Tensor] = []
     for d, extent in enumerate(index.shape):
         along = [1] * index.dim()
@@ -169,6 +207,16 @@ def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Any:
     """As ``aten.scatter.value``, likewise."""
     return scatter(x, dim, index, torch.full_like(index, value, dtype=x.dtype))
+
+
+def scatter_with(x: Tensor, dim: int, index: Tensor, source: Tensor, *, reduce: str) -> Tensor:
+    """As ``aten.scatter.reduce``, which knows `add` and `multiply`."""
+    return scatter_reduce(x, dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
+
+
+def scatter_value_with(x: Tensor, dim: int, index: Tensor, value: float, *, reduce: str) -> Tensor:
+    """As ``aten.scatter.value_reduce``."""
+    return scatter_with(x, dim, index, torch.full_like(index, value, dtype=x.dtype), reduce=reduce)
 
 
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:

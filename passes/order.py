@@ -155,3 +155,18 @@ def median_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tens
 def median(x: Tensor) -> Tensor:
     """As ``aten.median``: of all elements."""
     return median_dim(x.flatten(), 0)[0]
+
+
+def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """As ``aten.nanmedian.dim``: the lower of two middle elements of those that are numbers."""
+    if x.dim() == 0 or not x.is_floating_point():
+        return median_dim(x, dim, keepdim)
+    values, indices = stable_sort(x, dim)
+    middle = ((~x.isnan()).sum(dim, keepdim=True) - 1).clamp(min=0) // 2
+    values, indices = values.gather(dim, middle), indices.gather(dim, middle)
+    return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
+
+
+def nanmedian(x: Tensor) -> Tensor:
+    """As ``aten.nanmedian``: of all elements."""
+    return nanmedian_dim(x.flatten(), 0)[0]

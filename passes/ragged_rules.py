@@ -74,7 +74,9 @@ def finds(node: torch.fx.Node) -> torch.fx.Node | None:
         masks = [i for i in args[1] if isinstance(i, torch.fx.Node) and i.meta["val"].dtype == torch.bool]
         return masks[0] if masks else None
     found: torch.fx.Node | None = None
-    if name == "aten.nonzero.default" or (name == "aten.where.default" and len(args) == 1):
+    if name in ("aten.nonzero.default", "aten.nonzero_numpy.default") or (
+        name == "aten.where.default" and len(args) == 1
+    ):
         found = args[0]
     elif name == "aten.masked_select.default":
         is_whole = args[0].meta["val"].shape == args[1].meta["val"].shape
@@ -322,6 +324,9 @@ def _where(call: Call) -> Any:
     """The indices by dimension, where only a mask is given; else the choice, element by element."""
     if len(call.args) > 1:
         return _as_it_is(call)
+    mask = call.args[0]
+    if isinstance(mask, Tensor) and mask.dim() == 0:
+        return _by_dimension(_found(mask.reshape(1), call.bound()))
     return _by_dimension(_nonzero(call))
 
 
@@ -516,6 +521,7 @@ def _repeat_interleave(call: Call) -> Any:
 
 _RULES: dict[str, Callable[[Call], Any]] = {
     "nonzero": _nonzero,
+    "nonzero_numpy": _where,
     "where": _where,
     "index": _index,
     "repeat_interleave": _repeat_interleave,

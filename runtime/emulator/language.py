@@ -13,7 +13,7 @@ from . import types
 from .access import running
 from .reductions import axis_of
 from .tensor import Tensor, align_ranks, as_shape, as_tensor, binary, pad_rank
-from .types import FLOAT32, INT32, Type
+from .types import FLOAT32, FLOAT64, INT32, Type
 
 
 def program_id(axis: int = 0) -> Tensor:
@@ -38,7 +38,8 @@ def arange(start: int, end: int) -> Tensor:
 
 def full(shape: Any, value: Any, dtype: Type) -> Tensor:
     """A block of one value."""
-    made = as_tensor(value).to(dtype).data
+    given = Tensor(np.array([value]), FLOAT64) if isinstance(value, float) else as_tensor(value)
+    made = given.to(dtype).data
     wanted = as_shape((shape,)) if isinstance(shape, list | tuple) else as_shape((list(shape),))
     padded = pad_rank(made, len(wanted))
     return Tensor(np.broadcast_to(padded, (padded.shape[0], *wanted)), dtype)

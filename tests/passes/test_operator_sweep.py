@@ -162,3 +162,55 @@ def test_short_time_fourier(size: int, hop: int, center: bool, normalized: bool)
         return torch.view_as_real(made)
 
     check(transform, rand(2, 1000), torch.hann_window(size))
+
+
+def test_scattering_scalars_and_with_a_word_for_how() -> None:
+    one = torch.tensor(0)
+
+    def scattered(x: torch.Tensor, whole: torch.Tensor, index: torch.Tensor) -> list[torch.Tensor]:
+        at = torch.zeros_like(whole[0])
+        return [
+            whole[0].scatter(0, at, whole[1]),
+            whole[0].scatter_add(0, at, whole[1]),
+            *[x[0, 0].scatter_reduce(0, at, x[0, 1], how) for how in ("sum", "prod", "mean", "amax", "amin")],
+            x.scatter(0, index, x * 2, reduce="add"),
+            x.scatter(1, index, 3.0, reduce="multiply"),
+            whole.scatter(0, index[0], whole + 1, reduce="multiply"),
+        ]
+
+    check(scattered, rand(3, 4), torch.arange(4) + one, torch.tensor([[0, 2, 2, 1]]))
+
+
+def test_median_of_what_is_a_number() -> None:
+    def medians(x: torch.Tensor, none: torch.Tensor, whole: torch.Tensor) -> list[torch.Tensor]:
+        where = [*x.nanmedian(1), *x.nanmedian(0, keepdim=True)]
+        return [*where, x.nanmedian(), x[1, 0].nanmedian(), none.nanmedian(), whole.nanmedian()]
+
+    x = rand(5, 7)
+    x[0, ::2] = x[2, 3] = float("nan")
+    check(medians, x, torch.full((3,), float("nan")), torch.tensor([4, 1, 3, 2]))
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.5, float("inf")])
+def test_distances_of_every_two_rows(p: float) -> None:
+    check(lambda x: F.pdist(x, p), rand(6, 5))
+
+
+def test_places_by_dimension() -> None:
+    def places(x: torch.Tensor, one: torch.Tensor) -> list[torch.Tensor]:
+        return [*(x > 0).nonzero(as_tuple=True), *one.nonzero(as_tuple=True)]
+
+    check(places, rand(4, 5), torch.tensor(2.0))
+
+
+def test_leaks_that_are_random_in_training_are_their_mean() -> None:
+    check(lambda x: F.rrelu(x, 0.1, 0.5), rand(4, 5))
+
+
+def test_numbers_keep_their_digits() -> None:
+    check(lambda x: [x.new_full((3,), 1 / 3, dtype=torch.float64), x.double() / 3], torch.ones(2))
+
+
+def test_an_example_with_gaps_stands_for_one_without() -> None:
+    gaps, repeated = rand(6, 8)[:, ::2], rand(6, 1).expand(6, 4)
+    check(lambda x, y: [x.t(), y.t(), x[1:].view(-1), x + y], gaps, repeated)
