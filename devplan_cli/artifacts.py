@@ -62,9 +62,17 @@ def check_targets(*files: Path | None) -> None:
 
 def require_file(path: Path) -> None:
     """`UsageError` when there is no such file."""
-    if not path.is_file():
-        why = "it is a folder" if path.is_dir() else "there is no such file"
-        raise UsageError(f"cannot read `{path}`", why=why, hint=_nearby(path))
+    if path.is_file() and os.access(path, os.R_OK):
+        return
+    if path.is_file():
+        why, hint = "it is not yours to read", "check its permissions"
+    elif path.is_dir():
+        why, hint = "it is a folder", "name a file in it"
+    elif path.exists():
+        why, hint = "it is no ordinary file", "name a file"
+    else:
+        why, hint = "there is no such file", _nearby(path)
+    raise UsageError(f"cannot read `{path}`", why=why, hint=hint)
 
 
 def open_artifact(path: Path) -> Opened:
@@ -94,6 +102,7 @@ def choose_method(name: str | None, methods: list[str]) -> str:
 
 
 def _nearby(path: Path) -> str:
-    names = [entry.name for entry in path.parent.glob("*.pte")] if path.parent.is_dir() else []
+    entries = path.parent.glob("*.pte") if path.parent.is_dir() else ()
+    names = [entry.name for entry in entries if entry.is_file()]
     close = get_close_matches(path.name, names, n=1)
     return f"did you mean `{path.parent / close[0]}`" if close else "check the path"

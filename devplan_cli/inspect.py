@@ -43,7 +43,9 @@ def inspect(
     sha256: Annotated[
         bool | None,
         typer.Option(
-            "--sha256/--no-sha256", help="Digest of the file; with `--json` below 256 MiB if left out."
+            "--sha256/--no-sha256",
+            help="Read all of the file, for its digest and to check the constants; with `--json` below "
+            "256 MiB if left out.",
         ),
     ] = None,
     json: flags.Json = False,
@@ -58,6 +60,8 @@ def inspect(
     opened = open_artifact(artifact)
     if sha256 is None:
         sha256 = json and artifact.stat().st_size < _LARGE
+    if sha256:  # which reads the file anyway
+        opened.artifact.verify_constants(made=False)
     described = opened.describe(method, sha256=sha256)
     out.document(described)
     if not json:

@@ -33,6 +33,7 @@ def load_program(
     tuning: Path | None = None,
     device_map: Mapping[str, str] | None = None,
     weights: Sequence[Path] = (),
+    verify: bool = False,
 ) -> LoadedProgram:
     """Load an artifact on a device, or on the GPU, or where there is none on the emulator, saying so."""
     check_device_name(device)
@@ -47,6 +48,7 @@ def load_program(
         notify=teller(output),
         tuning=tuning,
         weights=weights,
+        verify=verify,
     )
     if program.tuning_note:
         output.detail(program.tuning_note)

@@ -72,6 +72,7 @@ def run_order(order: Order, output: Output) -> int:
         tuning=order.tuning,
         device_map=order.device_map,
         weights=order.weights,
+        verify=True,
     ) as program:
         method = program.method(choose_method(order.method, list(program.methods)))
         inputs, random = gather_inputs(

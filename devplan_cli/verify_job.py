@@ -115,6 +115,7 @@ def run_check(check: Check, source_text: str, output: Output) -> int:
         output,
         allow_torch_ops=check.allow_torch_ops,
         weights=check.weights,
+        verify=True,
     ) as program:
         for note in _rounding(program):
             output.say(f"eager weights are rounded likewise: {note}")

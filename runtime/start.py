@@ -23,6 +23,7 @@ def load(
     notify: Callable[[str], None] | None = None,
     tuning: str | Path | None = None,
     weights: Sequence[str | Path] = (),
+    verify: bool = False,
 ) -> LoadedProgram:
     """Read, check and load an artifact.
 
@@ -41,6 +42,8 @@ def load(
         scrub: fill the arenas with 0xFF (a NaN in every floating type) before each call, to show that nothing
             is read that the call did not write; always on the emulator.
         notify: told what a person should know, one line each; by default a `UserWarning`.
+        verify: whether the constants' bytes are compared with their digests first, which reads all of them;
+            everything else in the file is compared in any case.
 
     Raises:
         ArtifactError: the file is missing, damaged or foreign.
@@ -59,6 +62,8 @@ def load(
     from .artifact import read
 
     artifact = read(Path(path), weights=[Path(file) for file in weights])
+    if verify:
+        artifact.verify_constants(made=False)
     if wants_cuda:
         _warm_up(artifact.planned, device, device_map)
     from .loading import load_planned

@@ -272,3 +272,17 @@ def test_diff_names_what_matters(tiny: Made, tiny_half: Made) -> None:
     assert "| | what | before | after |" in table
     back = devplan("diff", tiny_half.path, tiny.path, "--json").document["changes"]
     assert any(change["kind"] == "copies" and change["matters"] for change in back)
+
+
+def test_a_flipped_weight_is_code_7_and_never_a_result(tiny: Made, tmp_path: Path) -> None:
+    data = bytearray(tiny.path.read_bytes())
+    begin = int.from_bytes(data[-48:-40], "little")  # the seal tells where the constants are
+    data[begin + 5] ^= 0x40
+    path = tmp_path / "flipped.pte"
+    path.write_bytes(data)
+    for words in (("run", path, "--outputs", tmp_path / "o.npz"), ("verify", path, MODELS / "tiny.py")):
+        result = devplan(*words, "--json")
+        check_schema(result.document, "error")
+        assert result.code == result.document["error"]["code"] == 7, result.err
+    assert "is damaged" in devplan("inspect", path, "--json").last_line
+    assert not (tmp_path / "o.npz").exists()
