@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -93,14 +94,32 @@ def constant_addresses(
             mapped = {digest: _address_of(constants[digest]) for digest in wanted}
             addresses |= {(CPU, digest): at for digest, at in mapped.items() if at % 64 == 0}
             wanted = {digest: constant for digest, constant in wanted.items() if mapped[digest] % 64}
-        base, at = allocator.allocate(device, sum(align(c.nbytes) for c in wanted.values())), 0
+        at = allocator.allocate(device, sum(align(c.nbytes) for c in wanted.values()))
         for digest, constant in wanted.items():
-            addresses[device, digest] = base + at
-            data = _bytes_of(constant, constants)
-            if constant.nbytes:
-                allocator.backends[device].upload(base + at, data)
+            addresses[device, digest] = at
             at += align(constant.nbytes)
+        # One after the other: bytes that a recipe makes live no longer than their upload.
+        pieces = ((addresses[device, digest], _bytes_of(c, constants)) for digest, c in wanted.items())
+        _upload_all(allocator.backends[device], pieces, sum(c.nbytes for c in wanted.values()))
     return addresses
+
+
+@runtime_checkable
+class UploadsTogether(Protocol):
+    """A backend that sends the pieces of one block in fewer copies."""
+
+    def upload_all(self, pieces: Iterable[tuple[int, memoryview]], total: int) -> None:
+        """Copy all of them, now, in the order of their addresses; padding between them may be overwritten."""
+        ...
+
+
+def _upload_all(backend: Backend, pieces: Iterable[tuple[int, memoryview]], total: int) -> None:
+    if isinstance(backend, UploadsTogether):
+        backend.upload_all(pieces, total)
+        return
+    for address, data in pieces:
+        if data.nbytes:
+            backend.upload(address, data)
 
 
 def _address_of(data: memoryview) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -143,10 +144,14 @@ class GpuContext:
 
     def upload(self, address: int, data: memoryview) -> None:
         """Copy host bytes to the device, now: large ones through pinned staging, overlapped."""
+        self.upload_all([(address, data)], data.nbytes)
+
+    def upload_all(self, pieces: Iterable[tuple[int, memoryview]], total: int) -> None:
+        """Copy pieces of one block of memory, of ``total`` bytes, in the order of their addresses, now."""
         self.enter()
         if self._staging is None:
             self._staging = Staging(self._cu, self._own_stream)
-        self._staging.upload(address, data)
+        self._staging.upload_all(pieces, total)
 
     def download(self, address: int, out: memoryview) -> None:
         """Copy device bytes to writable host memory, now, after all enqueued work."""

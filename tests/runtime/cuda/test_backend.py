@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from devplan.runtime.backend import Backend, Operand
 from devplan.runtime.cuda import driver, staging
@@ -70,11 +73,14 @@ def test_memory_goes_there_and_back(gpu: CudaBackend) -> None:
     assert bytes(out) == b"\xff" * 12
 
 
+@pytest.mark.parametrize("threads", [False, True])
 def test_a_large_upload_passes_through_pinned_chunks(
-    gpu: CudaBackend, cu: Any, monkeypatch: pytest.MonkeyPatch
+    gpu: CudaBackend, cu: Any, monkeypatch: pytest.MonkeyPatch, threads: bool
 ) -> None:
-    monkeypatch.setattr(staging, "_CHUNK", 8 << 20)
-    data = np.random.default_rng(0).integers(0, 256, (40 << 20) + 5, np.uint8)
+    chunk = 4 << 20
+    monkeypatch.setattr(staging, "_CHUNK", chunk)
+    monkeypatch.setattr(staging, "_LARGE", 0 if threads else 64 << 20)
+    data = np.random.default_rng(0).integers(0, 256, 5 * chunk + 5, np.uint8)
     address = gpu.allocate(data.nbytes)
     gpu.upload(address, memoryview(data))
     out = bytearray(data.nbytes)
@@ -82,6 +88,41 @@ def test_a_large_upload_passes_through_pinned_chunks(
     assert out == data.tobytes()
     assert cu.names().count("cuMemHostAlloc") == 4
     assert cu.names().count("cuEventSynchronize") == 2  # six chunks through four buffers
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 1500), min_size=1, max_size=12),
+    gaps=st.lists(st.sampled_from([0, 1, 255, 256, 3000]), min_size=12, max_size=12),
+    small=st.sampled_from([0, 1 << 20]),
+)
+def test_pieces_of_a_block_lie_where_they_belong_however_they_are_sent(
+    cu: Any, sizes: list[int], gaps: list[int], small: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "_LITTLE_CHUNK", 1000)
+        patch.setattr(staging, "_SMALL", small)
+        cu.calls.clear()
+        made = staging.Staging(cu, 1)
+        base = cu.cuMemAlloc(sum(sizes) + sum(gaps))[1]
+        random, at, pieces = np.random.default_rng(1), base, list[tuple[int, bytes]]()
+        for size, gap in zip(sizes, gaps, strict=False):
+            pieces.append((at, random.integers(0, 256, size, np.uint8).tobytes()))
+            at += size + gap
+        made.upload_all(((at, memoryview(data)) for at, data in pieces), sum(sizes))
+        assert all(ctypes.string_at(at, len(data)) == data for at, data in pieces)
+        copies = [call for call in cu.calls if call[0] == "cuMemcpyHtoDAsync"]
+        assert len(copies) <= len(pieces) if small else sum(call[3] for call in copies) >= sum(sizes)
+        made.close()
+
+
+def test_constants_are_sent_in_few_copies(cu: Any) -> None:
+    """The layout of `memory.constant_addresses`: 256-aligned pieces of one block."""
+    made, base = staging.Staging(cu, 1), cu.cuMemAlloc(64 * 65536)[1]
+    data = memoryview(np.random.default_rng(2).integers(0, 256, 65500, np.uint8).tobytes())
+    made.upload_all(((base + index * 65536, data) for index in range(64)), 64 * 65500)
+    assert cu.names().count("cuMemcpyHtoDAsync") == 1
+    assert all(ctypes.string_at(base + index * 65536, 65500) == data for index in range(64))
 
 
 def test_releasing_puts_the_threads_context_back(gpu: CudaBackend, cu: Any) -> None:
