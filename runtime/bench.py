@@ -1,8 +1,4 @@
-"""Measuring an artifact: latency with its parts, cold start in a fresh process, memory by the driver's word.
-
-`python -m devplan.runtime.bench ARTIFACT METHOD INPUTS.npz OPTIONS STARTED` is that fresh process: it prints
-the seconds since ``STARTED`` (a wall clock time) after importing, loading and the first result, as JSON.
-"""
+"""Measuring an artifact: latency with its parts, cold start, memory by the driver's word."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .bench_inputs import place_inputs
 from .errors import ExecutionError
 
 if TYPE_CHECKING:
@@ -180,28 +177,6 @@ def _latency(
     return Percentiles.of(times), times
 
 
-def place_inputs(program: LoadedProgram, method: LoadedMethod, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs where the method takes them: in device memory, or pinned in the host's.
-
-    So has whoever calls often, and so do the ways of running a model that devplan is compared with.
-    """
-    description = method.description
-    homes = {
-        port.name: description.storage(description.value(port.value).storage)
-        for port in description.inputs
-        if port.value
-    }
-
-    def place(name: str, value: Any) -> Any:
-        if name not in homes:
-            return value
-        home = homes[name]
-        on_device = home.external and home.device.kind != "cpu"
-        return program.to_device(value, home.device) if on_device else program.pin(value)
-
-    return {name: place(name, value) for name, value in inputs.items()}
-
-
 def _parts(
     program: LoadedProgram, method: LoadedMethod, inputs: Mapping[str, Any], repeat: int
 ) -> dict[str, Percentiles | None]:
@@ -325,7 +300,15 @@ def measure_cold_start(
             dtype, raw = getattr(value, "dtype", None), getattr(value, "raw", None)
             arrays[f"{name}:{dtype}" if raw is not None else name] = value if raw is None else raw
         np.savez(file, **arrays)
-        command = [sys.executable, "-m", __name__, str(artifact), method, str(file), json.dumps(options)]
+        command = [
+            sys.executable,
+            "-m",
+            f"{__package__}.cold_start",
+            str(artifact),
+            method,
+            str(file),
+            json.dumps(options),
+        ]
         command.append(repr(time.time()))
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -333,38 +316,3 @@ def measure_cold_start(
         raise ExecutionError("the cold start failed", why=lines[-1] if lines else f"exit {done.returncode}")
     seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return seconds
-
-
-def _fresh_process(artifact: str, method: str, inputs: str, options: str, started: str) -> None:
-    begin, marks = float(started), dict[str, float]()
-
-    def mark(name: str) -> None:
-        marks[name] = time.time() - begin
-
-    from . import load  # what a user's program does
-
-    mark("import")
-    program = load(artifact, **json.loads(options), notify=_silent)
-    mark("load")
-    called = program.method(method)
-    called.run(place_inputs(program, called, _read_inputs(inputs)))
-    mark("first_result")
-    print(json.dumps(marks))
-
-
-def _read_inputs(path: str) -> dict[str, Any]:
-    import numpy as np
-
-    from .dtypes import DType
-    from .host import HostTensor
-
-    given: dict[str, Any] = {}
-    with np.load(path) as file:
-        for key in file.files:
-            name, _, dtype = key.partition(":")
-            given[name] = HostTensor(file[key], DType.from_name(dtype)) if dtype else file[key]
-    return given
-
-
-if __name__ == "__main__":
-    _fresh_process(*sys.argv[1:])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -39,11 +41,25 @@ _DEVICE_KINDS = frozenset(
 def bindings() -> Any:
     """The module `cuda.bindings.driver`; DeviceError when cuda-python is not installed."""
     try:
-        return importlib.import_module("cuda.bindings.driver")
+        with _without_ldconfig():
+            return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise DeviceError(
             "cuda-python is not usable", why=str(error), hint='install it: `pip install "cuda-python>=12.8"`'
         ) from error
+
+
+@contextlib.contextmanager
+def _without_ldconfig() -> Generator[None]:
+    """Know where libdl is: cuda-python asks it as it is imported, and Python would run ``ldconfig -p``."""
+    import ctypes.util as util
+
+    ask = util.find_library
+    util.find_library = lambda name: "libdl.so.2" if name == "dl" else ask(name)
+    try:
+        yield
+    finally:
+        util.find_library = ask
 
 
 def check(result: tuple[Any, ...], doing: str) -> Any:

@@ -53,8 +53,11 @@ class Staging:
         and may be overwritten. Each is contiguous (it may be a read-only mapping), and taken when the one
         before it has been read.
         """
-        doing = f"upload {total} bytes"
-        alive = self._send_each(pieces, doing) if total <= _SMALL else self._stream_chunks(pieces, total)
+        doing, alive = f"upload {total} bytes", list[_Bytes]()
+        if total <= _SMALL:
+            alive = self._send_each(pieces, doing)
+        else:
+            self._stream_chunks(pieces, total)
         check(self._cu.cuStreamSynchronize(self._stream), doing)
         del alive
 

@@ -25,10 +25,11 @@ import json, sys, time
 from pathlib import Path
 import numpy as np
 artifact, inputs, repeat = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-from devplan.runtime.bench import _read_inputs, measure
+from devplan.runtime.bench import measure
+from devplan.runtime.bench_inputs import read_inputs
 from devplan.runtime.artifact import read
 method = read(artifact).planned.program.methods[0]
-given = _read_inputs(inputs)
+given = read_inputs(inputs)
 document = measure(artifact, method.name, given, device="cuda", repeat=repeat, warmup=50)
 from devplan.runtime import load
 with load(artifact, device="cuda") as program:

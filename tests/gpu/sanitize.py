@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from devplan.runtime import load
-from devplan.runtime.bench import _read_inputs
+from devplan.runtime.bench_inputs import read_inputs
 path, inputs, scrubs = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "both"
 
 def outputs(scrub):
@@ -32,7 +32,7 @@ def outputs(scrub):
         method = program.method(program.methods[0])
         return [
             np.asarray(getattr(x, "raw", x)).tobytes()
-            for _ in range(3) for x in method.run(_read_inputs(inputs)).values()
+            for _ in range(3) for x in method.run(read_inputs(inputs)).values()
         ]
 
 first = outputs(scrubs)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from devplan.runtime import load_planned
-from devplan.runtime.bench import place_inputs
+from devplan.runtime.bench_inputs import place_inputs
 from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.host import address_of
 from devplan.runtime.host_io import HostEnd

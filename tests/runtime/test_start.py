@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +79,29 @@ def test_a_tuning_that_cannot_be_used_is_told_and_one_that_is_none_refused(
     path.write_text("{}")
     with pytest.raises(UsageError, match="no tuning file"):
         load(artifact, "emulator", tuning=path)
+
+
+BEFORE_THE_DRIVER = """
+import json, sys
+before = set(sys.modules)
+import devplan
+from devplan.runtime.cuda import warm
+seen = []
+warm.begin_driver = lambda: seen.extend(sys.modules)
+try:
+    devplan.load("missing.pte", "cuda")
+except devplan.runtime.errors.ArtifactError:
+    print(json.dumps(sorted(set(seen) - before)))
+"""
+
+
+def test_nothing_large_is_imported_before_the_driver_starts() -> None:
+    """From there on the GPU starts on a thread of its own: what is imported before delays all of it."""
+    command = [sys.executable, "-c", BEFORE_THE_DRIVER]
+    seen = set(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    rooms = {"runtime", "runtime.start", "runtime.cuda", "runtime.cuda.warm", "runtime.cuda.native"}
+    assert {name for name in seen if name.startswith("devplan")} == {
+        "devplan",
+        *(f"devplan.{name}" for name in rooms),
+    }
+    assert not {"numpy", "cuda", "subprocess", "tempfile", "dataclasses", "inspect", "json.encoder"} & seen

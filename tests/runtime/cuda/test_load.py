@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -191,3 +194,40 @@ def test_a_failed_capture_leaves_a_program_that_runs_and_says_why(artifact: Any,
     with load(path, "cuda") as whole:
         whole.method()(np.ones(4, np.float32))
         assert whole.method().no_graph_reason == ""
+
+
+WHOLE_START = """
+import importlib.util, json, sys
+processes = []
+sys.addaudithook(lambda event, given: event == "subprocess.Popen" and processes.append(given[0]))
+import devplan
+from devplan.runtime.cuda import driver, warm
+try:
+    driver.bindings()  # cuda-python itself, where it is installed
+except Exception:
+    pass
+spec = importlib.util.spec_from_file_location("fake_driver", sys.argv[1])
+fake = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fake)
+cu = fake.FakeDriver()
+driver.bindings, warm.native_driver = lambda: cu, lambda: fake.FakeNative(cu)
+with devplan.load(sys.argv[2], "cuda") as program:
+    import numpy as np
+    program.method()(np.ones(4, np.float32))
+print(json.dumps({"modules": sorted(sys.modules), "processes": processes, "calls": cu.names()}))
+"""
+
+
+def test_a_start_runs_no_process_and_imports_nothing_that_it_can_do_without(artifact: Any) -> None:
+    """A start of 1 s has no room for executors, loggers, e-mail headers, and what exports and prints."""
+    fake = Path(__file__).with_name("fake_driver.py")
+    command = [sys.executable, "-c", WHOLE_START, str(fake), str(artifact())]
+    done = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    modules, calls = set(done["modules"]), done["calls"]
+    unwanted = {"torch", "triton", "typer", "rich", "pydantic", "flatbuffers", "sympy", "numpy.testing"}
+    unwanted |= {"concurrent.futures", "logging", "importlib.metadata", "email", "asyncio", "unittest"}
+    assert done["processes"] == [] and not unwanted & modules
+    rooms = ("devplan.passes", "devplan.planner", "devplan.devplan_cli", "devplan.runtime.emulator")
+    assert not {name for name in modules if name.startswith(rooms)}
+    assert sum(name.startswith("devplan.") for name in modules) <= 75
+    assert "cuGraphLaunch" in calls and calls.count("cuDevicePrimaryCtxRetain") == 1
