@@ -85,6 +85,8 @@ def run_order(order: Order, output: Output) -> int:
         results = {name: on_host(value) for name, value in results.items()}
         _check_graph(method, order)
         comparisons = _compare(program, results, expected, order) if expected is not None else []
+        if expected and (left := [name for name in results if name not in expected]):
+            output.say(f"not compared, as `{order.expect}` lacks them: {', '.join(f'`{n}`' for n in left)}")
         if order.outputs is not None:
             write_many(order.outputs, results)
         if order.profile is not None:
@@ -129,6 +131,9 @@ def _dtypes(program: LoadedProgram) -> list[str]:
 def _compare(
     program: LoadedProgram, results: dict[str, Any], expected: dict[str, Any], order: Order
 ) -> list[tuple[Comparison, Tolerance]]:
+    if not expected:
+        why, hint = "it holds no tensor", "write one with `devplan run --outputs`"
+        raise UsageError(f"nothing to compare in `{order.expect}`", why=why, hint=hint)
     for name in expected:
         if name not in results:
             listed = ", ".join(f"`{n}`" for n in results)

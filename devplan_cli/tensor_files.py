@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +13,31 @@ import numpy as np
 
 from ..runtime.artifact.atomic import AtomicFile
 from ..runtime.dtypes import DType
-from ..runtime.errors import UsageError
+from ..runtime.errors import ArtifactError, UsageError
 from ..runtime.host import HostTensor, is_native, numpy_dtype
-from ..runtime.safetensors import DTYPES
+from ..runtime.safetensors import DTYPES, StoredTensor, open_safetensors
 
 _WORDS = {dtype: word for word, dtype in DTYPES.items()}
-_LARGEST_HEADER = 100_000_000
 
 
 def read_one(path: Path) -> Any:
     """The tensor of a ``.npy`` file; `UsageError` when it is none."""
     if path.suffix != ".npy":
         raise _bad(path, "one tensor comes in a `.npy` file", "use `--inputs` for `.npz` and `.safetensors`")
-    return _load(path)
+    array = _load(path)
+    if not hasattr(array, "dtype"):
+        raise _bad(path, "it is an archive of NumPy files", "rename it to `.npz` and use `--inputs`")
+    return array
 
 
 def read_many(path: Path) -> dict[str, Any]:
     """The tensors of a ``.npz`` or ``.safetensors`` file by name; `UsageError` when it is none."""
     if path.suffix == ".npz":
         archive = _load(path)
-        try:
+        if hasattr(archive, "dtype"):
+            raise _bad(path, "it is a single NumPy file", "rename it to `.npy` and use `--input NAME=FILE`")
+        with _damage(path, "it is damaged"), archive:
             return {name: archive[name] for name in archive.files}
-        except Exception as error:
-            raise _bad(path, f"it is damaged: {error}") from error
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     raise _bad(path, f"`{path.suffix or path.name}` is no known format", "use `.npz` or `.safetensors`")
@@ -56,40 +59,43 @@ def check_output_name(path: Path) -> None:
 
 
 def _load(path: Path) -> Any:
-    try:
+    _require(path)
+    with _damage(path, "it is no NumPy file"):
         return np.load(path, allow_pickle=False)
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"cannot read `{path}`", why="there is no such file", hint="check the path"
-        ) from error
-    except (ValueError, OSError, EOFError) as error:
-        raise _bad(path, f"it is no NumPy file: {error}") from error
+
+
+@contextmanager
+def _damage(path: Path, what: str) -> Generator[None]:
+    """Whatever NumPy and the zip module make of a file that is none: they raise errors of all kinds."""
+    try:
+        yield
+    except Exception as error:
+        if "pickle" in str(error):  # its text advises to load it all the same
+            why = "what it holds could only be read as pickled objects, which are never loaded"
+            raise _bad(path, f"{what}: {why}") from error
+        raise _bad(path, f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        why = "it is no ordinary file" if path.exists() else "there is no such file"
+        raise _bad(path, why, "check the path")
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
+    _require(path)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read `{path}`", why=str(error.strerror), hint="check the path") from error
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(_LARGEST_HEADER, len(data) - 8):
-        raise _bad(path, "it is no safetensors file: its header is cut off")
-    try:
-        header: dict[str, Any] = json.loads(data[8 : 8 + length])
-        body = memoryview(data)[8 + length :]
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        return {name: _tensor(entry, body) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _bad(path, f"it is no safetensors file: {error}") from error
+        file = open_safetensors(path)
+    except ArtifactError as error:
+        raise _bad(path, f"it is no safetensors file: {error.why}") from error
+    if file.foreign:
+        raise _bad(path, f"`{file.foreign[0]}` is of a type that no program has")
+    return {name: _tensor(stored) for name, stored in file.tensors.items()}
 
 
-def _tensor(entry: dict[str, Any], body: memoryview) -> Any:
-    dtype = DTYPES[entry["dtype"]]
-    begin, end = entry["data_offsets"]
-    if not 0 <= begin <= end <= len(body):
-        raise ValueError("a tensor lies outside the file")
-    array = np.frombuffer(body[begin:end], numpy_dtype(dtype)).reshape(entry["shape"])
-    return array if is_native(dtype) else HostTensor(array, dtype)
+def _tensor(stored: StoredTensor) -> Any:
+    array = np.frombuffer(stored.read(), numpy_dtype(stored.dtype)).reshape(stored.shape)
+    return array if is_native(stored.dtype) else HostTensor(array, stored.dtype)
 
 
 def _write_npz(stream: Any, tensors: Mapping[str, Any]) -> None:

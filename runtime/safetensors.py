@@ -12,7 +12,7 @@ import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .dtypes import DType
 from .errors import ArtifactError, UsageError
@@ -25,6 +25,8 @@ DTYPES = {
 }  # fmt: skip
 """The format's words for element types. Those that devplan has no type for are passed over."""
 _CHUNK = 16 << 20
+_LARGEST_HEADER = 100_000_000
+"""As the format's own library has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class SafetensorsFile:
     head: bytes
     tensors: Mapping[str, StoredTensor]
 
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Names of tensors whose type devplan lacks."""
+        return tuple(set(_header(self.head)) - {"__metadata__", *self.tensors})
+
     def map(self) -> memoryview:
         """All of its bytes, read as they are touched."""
         with self.path.open("rb") as file:
@@ -81,18 +88,20 @@ def open_safetensors(path: Path) -> SafetensorsFile:
         with path.open("rb") as file:
             begin = 8 + int.from_bytes(file.read(8), "little")
             file.seek(0)
-            head = file.read(min(begin, nbytes))
+            head = file.read(begin if begin <= min(nbytes, _LARGEST_HEADER) else 0)
     except OSError as error:
         why = error.strerror or str(error)
         raise ArtifactError(f"weight file `{path}` cannot be read", why=why) from None
+    if not head:
+        raise ArtifactError(f"weight file `{path}` is no safetensors file", why="its header is cut off")
     try:
-        header: dict[str, Any] = json.loads(head[8:])
+        header = _header(head)
         found = {
             name: stored
             for name, entry in header.items()
             if name != "__metadata__" and (stored := _stored(path, name, entry, begin)) is not None
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"weight file `{path}` is no safetensors file", why=str(error)) from None
     for stored in found.values():
         if not begin <= stored.offset <= stored.offset + stored.nbytes <= nbytes:
@@ -100,14 +109,27 @@ def open_safetensors(path: Path) -> SafetensorsFile:
     return SafetensorsFile(path, nbytes, head, found)
 
 
-def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int) -> StoredTensor | None:
-    first, last = (int(offset) for offset in entry["data_offsets"])
-    dtype, shape = DTYPES.get(entry["dtype"]), tuple(int(extent) for extent in entry["shape"])
-    if dtype is None:
+def _header(head: bytes) -> dict[str, Any]:
+    header: Any = json.loads(head[8:])
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    return cast("dict[str, Any]", header)
+
+
+def _stored(path: Path, name: str, entry: Any, begin: int) -> StoredTensor | None:
+    """The tensor of a header's entry; None for one of a type that devplan lacks."""
+    match entry:
+        case {"dtype": str(word), "shape": [*shape], "data_offsets": [int(first), int(last)]}:
+            extents = tuple(extent for extent in shape if isinstance(extent, int) and extent >= 0)
+        case _:
+            raise ValueError(f"the header's entry `{name}` is not as the format has it")
+    if len(extents) != len(shape):
+        raise ValueError(f"`{name}` has the shape {shape}")
+    if (dtype := DTYPES.get(word)) is None:
         return None
-    if last - first != math.prod(shape) * dtype.itemsize:
+    if last - first != math.prod(extents) * dtype.itemsize:
         raise ValueError(f"`{name}` has {last - first} bytes")
-    return StoredTensor(path, name, dtype, shape, begin + first, last - first)
+    return StoredTensor(path, name, dtype, extents, begin + first, last - first)
 
 
 def weight_files(paths: Sequence[Path]) -> tuple[Path, ...]:
