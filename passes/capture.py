@@ -16,7 +16,8 @@ from .complex_pairs import decompose_complex
 from .data_loops import unrolled_loops
 from .data_turns import close_turns
 from .frames import is_users
-from .inductor.interfaces import pytree
+from .indexed_writes import directed_writes
+from .inductor.interfaces import pytree, unasked_values
 from .lifted_tensors import merge_lifted_tensors
 from .module_casts import traced_casts
 from .source import MethodSource
@@ -29,7 +30,7 @@ def export_method(method: MethodSource) -> torch.export.ExportedProgram:
         return ready
     args, kwargs = pytree.tree_map(_dense, (method.args, method.kwargs))
     try:
-        with torch.no_grad(), grouped_experts(method.module), unrolled_loops(), traced_casts(method.module):
+        with torch.no_grad(), _as_tracing_needs(method.module):
             exported: torch.export.ExportedProgram = torch.export.export(
                 method.module, args, kwargs, dynamic_shapes=method.dynamic_shapes, strict=False
             )
@@ -48,6 +49,19 @@ def _dense(value: Any) -> Any:
     if type(value) is not torch.Tensor or value.layout != torch.strided:
         return value
     return value if is_dense(tuple(value.shape), value.stride()) else value.contiguous()
+
+
+@contextlib.contextmanager
+def _as_tracing_needs(module: torch.nn.Module) -> Iterator[None]:
+    """While active, what eager code decides by looking at data is spelled so that it can be traced."""
+    with (
+        grouped_experts(module),
+        unrolled_loops(),
+        traced_casts(module),
+        directed_writes(),
+        unasked_values(),
+    ):
+        yield
 
 
 @contextlib.contextmanager

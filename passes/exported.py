@@ -17,6 +17,7 @@ from .control_flow import name_apart
 from .dimensions import declared, parameter_names
 from .hollow import untouched_zeros, weight_names
 from .inductor.interfaces import pytree, storage_key
+from .module_casts import computed_attributes
 from .scans import scans_to_loops
 from .sizes import bound_of
 from .source import MethodSource
@@ -138,7 +139,9 @@ def cast_methods(methods: Sequence[MethodSource], dtype: str | None) -> list[Met
         for tensor in (*method.module.parameters(), *method.module.buffers()):
             if tensor.is_floating_point() and type(tensor) in (torch.Tensor, torch.nn.Parameter):
                 copied.setdefault(id(tensor), _cast(tensor, wanted))  # wherever it is held: by a cache, too
-        module = copy.deepcopy(method.module, copied).to(wanted)
+        copied.update(computed_attributes(method.module))
+        module: Any = copy.deepcopy(method.module, copied)
+        module._apply(cast)  # not `to`, which would make complex tensors real
         args, kwargs = pytree.tree_map(cast, (method.args, method.kwargs))
         return replace(method, module=module, args=args, kwargs=kwargs)
 

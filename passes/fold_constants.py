@@ -35,7 +35,7 @@ class FoldConstants(Pass[ExportedMethod]):
 def fold_constants(method: ExportedMethod, contents: Contents, growth: int) -> int:
     """Fold what depends on constants alone; returns how many operators became constants."""
     graph = method.graph.graph
-    known: dict[torch.fx.Node, torch.Tensor] = {
+    known: dict[torch.fx.Node, Any] = {
         node: contents.tensors[method.contents[node.name]]
         for node in graph.nodes
         if node.op == "placeholder" and _is_constant(method, node)
@@ -44,10 +44,11 @@ def fold_constants(method: ExportedMethod, contents: Contents, growth: int) -> i
     with torch.no_grad():
         for node in graph.nodes:
             value = _evaluate(node, known, growth) if _is_foldable(node, known) else None
-            if isinstance(value, torch.Tensor) and not value.is_meta:
-                known[node] = value
-                if node.op == "call_function":
-                    folded.append(node)
+            if any(v.is_meta for v in _tensors(value)) or not _tensors(value):
+                continue
+            known[node] = value
+            if isinstance(value, torch.Tensor):
+                folded.append(node)
     count = 0
     for node in folded:
         if _is_boundary(node, known) and not _is_free_view(node, known):
@@ -64,27 +65,33 @@ def _is_constant(method: ExportedMethod, node: torch.fx.Node) -> bool:
     return content is not None and content not in method.state and not method.tensors[content].is_meta
 
 
-def _is_foldable(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor]) -> bool:
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """A tensor, or what an operator with several results gave; nothing where one of them is no tensor."""
+    values = list(value) if isinstance(value, list | tuple) else [value]  # pyright: ignore
+    return values if all(isinstance(v, torch.Tensor) for v in values) else []
+
+
+def _is_foldable(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
     if node.op != "call_function" or not node.all_input_nodes:
         return False
     if not all(n in known for n in node.all_input_nodes):
         return False
     if node.target is operator.getitem:
-        return False
+        return True
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
-    return torch.Tag.nondeterministic_seeded not in target.tags and isinstance(
-        node.meta.get("val"), torch.Tensor
-    )
+    return torch.Tag.nondeterministic_seeded not in target.tags and bool(_tensors(node.meta.get("val")))
 
 
-def _evaluate(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor], growth: int) -> Any:
-    before = sum(known[n].numel() * known[n].element_size() for n in node.all_input_nodes)
+def _evaluate(node: torch.fx.Node, known: dict[torch.fx.Node, Any], growth: int) -> Any:
+    if node.target is operator.getitem:
+        return known[node.all_input_nodes[0]][node.args[1]]
+    before = sum(_nbytes(known[n]) for n in node.all_input_nodes)
     expected = node.meta["val"]
-    if any(isinstance(s, torch.SymInt) for s in expected.shape):
+    if any(isinstance(s, torch.SymInt) for each in _tensors(expected) for s in each.shape):
         return None
-    if expected.numel() * expected.element_size() > before + growth and not _aliases(node):
+    if _nbytes(expected) > before + growth and not _aliases(node):
         return None
     args = torch.fx.map_arg(node.args, lambda n: known[n])
     kwargs = torch.fx.map_arg(node.kwargs, lambda n: known[n])
@@ -92,16 +99,21 @@ def _evaluate(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor], gro
     return target(*args, **kwargs)
 
 
+def _nbytes(value: Any) -> int:
+    return sum(v.numel() * v.element_size() for v in _tensors(value))
+
+
 def _aliases(node: torch.fx.Node) -> bool:
-    target: Any = node.target
+    """Whether a result is a window onto an operand; one of several results is taken from where they are."""
+    target: Any = node.all_input_nodes[0].target if node.target is operator.getitem else node.target
     return any(a.alias_info is not None for a in target._schema.returns)
 
 
-def _is_boundary(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor]) -> bool:
+def _is_boundary(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
     return any(user not in known for user in node.users)
 
 
-def _is_free_view(node: torch.fx.Node, known: dict[torch.fx.Node, torch.Tensor]) -> bool:
+def _is_free_view(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
     """Whether the value is a window onto a stored constant: every step down to it is a view."""
     while node.op != "placeholder":
         if not _aliases(node):

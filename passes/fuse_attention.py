@@ -89,6 +89,8 @@ def _rewrite(method: ExportedMethod, node: torch.fx.Node, found: Spelled) -> Non
     if found.key_is_transposed:
         key = make(aten.transpose.int, key, -2, -1)
     mask = _mask(make, found, query)
+    while mask is not None and rank(mask) < 2:
+        mask = make(aten.unsqueeze.default, mask, 0)
     if split:
         query, key, value = (make(aten.unflatten.int, n, 0, list(split)) for n in (query, key, value))
     if found.cap or found.sinks is not None:

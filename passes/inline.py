@@ -21,7 +21,7 @@ def inline(
     """
     graph: Any = origin.graph
     fakes = [n.meta["val"] for n in inputs]
-    mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
+    mode = next((f.fake_mode for f in (*fakes, origin.meta.get("val")) if hasattr(f, "fake_mode")), None)
     with mode or contextlib.nullcontext(), torch.no_grad():
         traced = make_fx(lambda *tensors: _flat(run(*tensors)), tracing_mode="real")(*fakes)
     env: dict[torch.fx.Node, torch.fx.Node] = {}

@@ -1,4 +1,4 @@
-"""Modules that a model casts while it runs, ``self.router = self.router.to(torch.float32)``.
+"""Modules that are cast while they run, ``self.gate = self.gate.to(torch.float32)``, and copied.
 
 Eager code rewrites the module's parameters then, which cannot be done to those that `torch.export` holds.
 """
@@ -38,6 +38,15 @@ def traced_casts(module: torch.nn.Module) -> Generator[None]:
             for table, before in held if changed else ():
                 table.clear()
                 table.update(before)
+
+
+def computed_attributes(module: torch.nn.Module) -> dict[int, torch.Tensor]:
+    """By identity, stand-ins in copies for tensors that hooks computed and left as attributes.
+
+    `torch.nn.utils.weight_norm` does so, and such a tensor refuses to be copied.
+    """
+    held = (value for part in module.modules() for value in vars(part).values())
+    return {id(v): v.detach().clone() for v in held if isinstance(v, torch.Tensor) and not v.is_leaf}
 
 
 def _cast(part: Any, table: dict[str, Any], cast: _Cast) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..runtime.errors import UnsupportedOperatorError
+from .module_casts import computed_attributes
 from .quantized_weight import CHUNK, QuantizedWeight, bias_of, pack, words_per_chunk
 from .source import MethodSource
 
@@ -125,7 +126,7 @@ def unwrap(
         if not any(is_torchao(tensor) for tensor in tensors.values()):
             made.append(method)
             continue
-        copied |= {id(tensor): tensor for tensor in tensors.values()}
+        copied |= {id(tensor): tensor for tensor in tensors.values()} | computed_attributes(method.module)
         layers = _Layers(pack_weights)
         made.append(replace(method, module=layers.replace(copy.deepcopy(method.module, copied))))
         notes[method.name] = layers.note()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
 from typing import Any
+from unittest import mock
 
 import sympy
 import torch
+import torch.distributions
+import torch.nn.modules.transformer
 import torch.utils._pytree as pytree
 from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,6 +31,7 @@ __all__ = [
     "python_text",
     "pytree",
     "storage_key",
+    "unasked_values",
 ]
 
 
@@ -52,6 +57,24 @@ def in_integers(expression: Any) -> Any:
 
 
 _LONGEST_FRACTION = 1 << 16
+
+
+@contextlib.contextmanager
+def unasked_values() -> Generator[None]:
+    """While active, modules of torch ask no questions about values that only tracing would have to answer.
+
+    Distributions check no parameters, and transformers do not look whether a mask is the causal one: that is
+    a hint, the mask is applied either way.
+    """
+
+    def hinted(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return bool(is_causal)
+
+    with (
+        mock.patch.object(torch.distributions.Distribution, "_validate_args", False),
+        mock.patch.object(torch.nn.modules.transformer, "_detect_is_causal_mask", hinted),
+    ):
+        yield
 
 
 def depends_on_data(extent: torch.SymInt) -> bool:

@@ -1,0 +1,198 @@
+"""What third-party models do that single operators do not show, each idiom distilled to a few lines of plain torch.
+
+Each is exported for CUDA and compared with eager PyTorch on the emulator.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from devplan.passes.api import export
+from devplan.passes.capture import export_method
+from devplan.passes.exported import cast_methods
+from devplan.passes.source import MethodSource, ModelSource
+from devplan.runtime.errors import UnsupportedOperatorError
+from devplan.tests.zoo.measure import measure
+
+pytestmark = pytest.mark.torch
+
+
+def rand(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Reproducible normal numbers."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+class Call(nn.Module):
+    """A function as a module; its buffers are the keywords."""
+
+    def __init__(self, function: Callable[..., Any], **buffers: torch.Tensor) -> None:
+        super().__init__()
+        self.function = function
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        results = self.function(self, *inputs)
+        return tuple(torch.view_as_real(r) if r.is_complex() else r for r in results)
+
+
+def is_right(module: nn.Module, *inputs: Any, calls: int = 2) -> None:
+    """Exports and equals eager, call by call."""
+    source = ModelSource("idiom", (MethodSource("forward", module.eval(), inputs),))
+    row = measure("idiom", "idioms", lambda: source, "cuda", code=False, calls=calls)
+    assert (row.status, row.error) == ("right", "")
+
+
+Z = torch.complex(rand(3, 4), rand(3, 4, seed=1))
+W = torch.complex(rand(4, 5), rand(4, 5, seed=1))
+
+
+def written(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """A spectrum that is filled in by corners, as Fourier neural operators do."""
+    made = torch.zeros(3, 4, dtype=torch.cfloat)
+    made[:, :2] = z[:, :2]
+    made[2, 1:] = x[2, 1:]
+    made[1] = 1j
+    return made
+
+
+COMPLEX: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "numbers": lambda m, x, z: (
+        x * 1j,
+        1j * x,
+        x + 2j,
+        2j - x,
+        (1 + 2j) / z,
+        z * (2 - 1j),
+        (3 * x).long() * 1j,
+    ),
+    "sums": lambda m, x, z: (torch.add(z, x, alpha=3), torch.sub(x, z), 1 - z, z - 0.5j, x / z),
+    "real parts among them": lambda m, x, z: (
+        torch.cat([z, x.to(torch.cfloat)]),
+        torch.stack([z, x + 0j]),
+        torch.where(x > 0, z, x.to(torch.cfloat)),
+        (x > 0).to(torch.cfloat) * z,
+        z.masked_fill(x > 0, 1.0),
+        F.pad(z, (1, 2), value=1.0),
+    ),
+    "functions": lambda m, x, z: (z.sqrt(), z.log(), z.sin(), z.cos(), z**3, z**0.5, z**z, 2.0**z, z.sgn()),
+    "writes": lambda m, x, z: (written(x, z), torch.zeros_like(z).index_add(0, torch.tensor([0, 0, 1]), z)),
+    "pieces": lambda m, x, z: (*z.split(2, 1), *z.chunk(2, -1), *z.unbind(0), z.norm(dim=1), z == z),
+    "weights": lambda m, x, z: (
+        torch.einsum("bi,io->bo", z, m.w),
+        F.linear(z, m.w.T.contiguous(), m.w[0]),
+        x.to(torch.cfloat) @ m.w,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_numbers_inside_a_model(name: str) -> None:
+    is_right(
+        Call(lambda m, x, z: COMPLEX[name](m, x, torch.view_as_complex(z)), w=W),
+        rand(3, 4),
+        torch.view_as_real(Z),
+    )
+
+
+def test_a_cast_leaves_complex_tensors_complex() -> None:
+    module = Call(lambda m, x: (x.to(torch.cfloat) @ m.w,), w=W)
+    (cast,) = cast_methods([MethodSource("forward", module, (rand(3, 4),))], "float32")
+    assert torch.equal(cast.module.w, W)  # type: ignore[arg-type]
+
+
+def test_a_module_whose_weight_a_hook_computes_is_cast() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        module = nn.utils.weight_norm(nn.Conv1d(4, 4, 3))
+    (cast,) = cast_methods([MethodSource("forward", module, (rand(1, 4, 8),))], "float16")
+    assert cast.module.weight_g.dtype == torch.float16
+    with torch.no_grad():
+        assert cast.module(cast.args[0]).dtype == torch.float16
+
+
+class Cache(nn.Module):
+    """Keys that are written where a counter on the device says, then read by attention under a mask of one dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(1, 2, 8, 4))
+        self.register_buffer("position", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.keys[:, :, self.position] = x[:, :, 0]
+        self.keys[..., self.position, 1:3] = 0.5
+        scores = (x @ self.keys.transpose(-1, -2)).masked_fill(torch.arange(8) > self.position, float("-inf"))
+        self.position += 1
+        return scores.softmax(-1) @ self.keys
+
+
+def test_a_write_at_a_position_that_is_a_tensor() -> None:
+    is_right(Cache(), rand(1, 2, 1, 4), calls=3)
+
+
+def test_a_write_at_a_position_leaves_out_leading_dimensions_of_the_value() -> None:
+    def write(m: Any, x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second, third = x.clone(), x.clone(), x.clone()
+        first[at] = x[None, 0]
+        second[1, at] = 2
+        third[:, None, at] = x[:, :1]
+        return first, second, third
+
+    is_right(Call(write), rand(4, 4), torch.tensor(-2))
+
+
+def test_a_transformer_is_given_masks() -> None:
+    class Translator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+
+        def forward(self, source: torch.Tensor, target: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+            mask = self.net.generate_square_subsequent_mask(target.size(1))
+            result: torch.Tensor = self.net(
+                source, target, tgt_mask=mask, src_key_padding_mask=hidden, memory_key_padding_mask=hidden
+            )
+            return result
+
+    torch.manual_seed(0)
+    hidden = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    is_right(Translator(), rand(2, 5, 16), rand(2, 4, 16), hidden)
+
+
+def test_a_policy_asks_a_distribution() -> None:
+    def act(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chosen = torch.distributions.Categorical(logits=x)
+        action = chosen.probs.argmax(-1)
+        spread = torch.distributions.Normal(x, x.exp())
+        return action, chosen.log_prob(action), chosen.entropy(), spread.log_prob(x * 2)
+
+    is_right(Call(act), rand(3, 4))
+
+
+def test_factorizations_of_constants_are_made_at_export() -> None:
+    matrix = rand(4, 4) + 4 * torch.eye(4)
+
+    def solve(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x @ torch.linalg.inv(m.a), x * torch.linalg.slogdet(m.a)[1], x @ torch.linalg.qr(m.a)[0]
+
+    is_right(Call(solve, a=matrix), rand(3, 4))
+
+
+@pytest.mark.parametrize("draw", [torch.randn_like, torch.bernoulli, lambda x: torch.multinomial(x, 1)])
+def test_random_numbers_are_refused_with_what_to_do_instead(draw: Callable[..., torch.Tensor]) -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"draws random numbers.*make them an input"):
+        export(Call(lambda m, x: (draw(x),)), (rand(3, 4).sigmoid(),))
+
+
+def test_tracing_leaves_torch_as_it_was() -> None:
+    before = (torch.Tensor.__setitem__, torch.distributions.Distribution._validate_args)
+    export_method(MethodSource("forward", nn.ReLU(), (rand(2),)))
+    assert (torch.Tensor.__setitem__, torch.distributions.Distribution._validate_args) == before
