@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 def check_device_name(device: str | None) -> None:
     """`UsageError` for a device that there is no such thing as."""
-    kind, _, index = (device or "cpu").partition(":")
-    good = (kind == "cuda" and (not index or index.isdigit())) or (kind in ("cpu", "emulator") and not index)
-    if not good and device != "emulator:triton":
-        hint = "devices are `cuda:N`, `emulator`, `emulator:triton` and `cpu`"
-        raise UsageError(f"unknown device `{device}`", hint=hint)
+    from ..runtime.device_names import check_target
+
+    check_target(device)
 
 
 def load_program(

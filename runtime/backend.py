@@ -121,8 +121,11 @@ class Backend(Protocol):
         """Why `capture` makes no device graph here (``the emulator has no graphs``); empty when it does."""
         ...
 
-    def wrap(self, operand: Operand, release: Step) -> DeviceArray:
-        """A tensor of the caller's over device memory; ``release`` is called once, when it is dropped."""
+    def wrap(self, operand: Operand, release: Step, check: Step | None = None) -> DeviceArray:
+        """A tensor of the caller's over device memory; ``release`` is called once, when it is dropped.
+
+        ``check`` is called whenever its memory is asked for, and raises when that is somebody else's by now.
+        """
         ...
 
     def describe(self, tensor: object) -> Operand:

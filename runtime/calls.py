@@ -339,6 +339,9 @@ class Caller:
         device = self._storage(port).device
         if device == CPU:
             array, dtype = as_host_tensor(value, f"input `{port.name}`")
+            if any(step % array.itemsize for step in array.strides):
+                why = f"its strides of {array.strides} bytes are no multiples of its element size"
+                raise UsageError(f"input `{port.name}` cannot be used in place", why=why, hint="pass a copy")
             strides = tuple(step // array.itemsize for step in array.strides)
             return Operand(address_of(array), dtype, array.shape, strides, CPU)
         try:

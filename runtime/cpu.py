@@ -94,7 +94,7 @@ class CpuBackend:
 
         return run
 
-    def wrap(self, operand: Operand, release: Step) -> DeviceArray:
+    def wrap(self, operand: Operand, release: Step, check: Step | None = None) -> DeviceArray:
         """Host memory is handed out as arrays; this is never asked."""
         raise ExecutionError("host memory is not a device tensor")
 

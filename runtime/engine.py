@@ -11,10 +11,12 @@ from .backend import Backend, DeviceArray, Operand, Step
 from .binding import CopyTally
 from .buckets import method_at, plan_at
 from .calls import Caller, Context, Layout
+from .device_names import as_device
 from .dtypes import DType
 from .errors import PlanError, UsageError
-from .host import HostTensor, HostValue, contiguous_strides, host_value
+from .host import HostTensor, HostValue, contiguous_strides, dtype_of, host_value
 from .host_io import owned_array
+from .indexing import extents_of
 from .inputs import as_host_tensor
 from .memory import (
     Allocator,
@@ -181,7 +183,8 @@ class LoadedProgram:
 
     def to_device(self, value: object, device: Device | str = "cuda:0") -> DeviceArray:
         """A copy of a host tensor in a device's memory, for inputs that are used in place."""
-        slot = Device.parse(device) if isinstance(device, str) else device
+        self._session.check_open()
+        slot = as_device(device)
         if slot == CPU or slot not in self._backends:
             raise UsageError(
                 f"the program has no device `{slot}`", hint=f"it has {list(map(str, self._backends))}"
@@ -202,8 +205,9 @@ class LoadedProgram:
 
         An input in such memory (or in any that was pinned through CUDA) is not copied on the host first.
         """
-        kind = DType.from_name(dtype) if isinstance(dtype, str) else dtype
-        operand = Operand(0, kind, tuple(shape), contiguous_strides(shape), CPU)
+        self._session.check_open()
+        kind, extents = dtype_of(dtype), extents_of(shape)
+        operand = Operand(0, kind, extents, contiguous_strides(extents), CPU)
         address, release = self._shared.take(CPU, max(operand.span_nbytes, 1))
         return host_value(owned_array(address, operand, release), kind)
 

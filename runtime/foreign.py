@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from . import dlpack
-from .backend import Operand, Step
+from .backend import Operand
 from .dtypes import DType
 from .errors import UsageError
 from .host import contiguous_strides, is_native, numpy_dtype
 from .program import Device
-from .tensor_backend import TensorBackend, backend_of
+from .tensor_backend import Memory, TensorBackend, backend_of
 
 TYPESTR = {dtype: numpy_dtype(dtype).str for dtype in DType if is_native(dtype)} | {DType.BFLOAT16: "<V2"}
 BY_TYPESTR = {text: dtype for dtype, text in TYPESTR.items()}
@@ -28,8 +28,15 @@ def verify_ordinal(ordinal: int, backend: TensorBackend) -> None:
         )
 
 
-def from_dlpack(value: Any, backend: TensorBackend | None) -> tuple[Operand, TensorBackend, Step]:
-    kind, ordinal = (int(part) for part in value.__dlpack_device__())
+Taken = tuple[Operand, TensorBackend, Memory]
+"""Another library's tensor: where it is, on which GPU, and what is kept of it."""
+
+
+def from_dlpack(value: Any, backend: TensorBackend | None) -> Taken:
+    try:
+        kind, ordinal = (int(part) for part in value.__dlpack_device__())
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # torch's meta tensors are nowhere
+        raise UsageError(f"`{type(value).__name__}` cannot be used in place", why=str(error)) from error
     if kind != dlpack.CUDA:
         raise UsageError(
             f"`{type(value).__name__}` is not in the memory of an NVIDIA GPU",
@@ -47,12 +54,18 @@ def from_dlpack(value: Any, backend: TensorBackend | None) -> tuple[Operand, Ten
     except (BufferError, RuntimeError) as error:
         raise UsageError(f"`{type(value).__name__}` cannot be used in place", why=str(error)) from error
     operand = Operand(described.address, described.dtype, described.shape, described.strides, here.device)
-    return operand, here, release
+    return operand, here, Memory(release, is_read_only=described.is_read_only)
 
 
-def from_interface(
-    interface: Any, owner: object, backend: TensorBackend | None
-) -> tuple[Operand, TensorBackend, Step]:
+def from_interface(interface: Any, owner: object, backend: TensorBackend | None) -> Taken:
+    try:
+        return _from_interface(interface, owner, backend)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        why = f"its `__cuda_array_interface__` is malformed: {error!r}"
+        raise UsageError(f"`{type(owner).__name__}` cannot be used in place", why=why) from error
+
+
+def _from_interface(interface: Any, owner: object, backend: TensorBackend | None) -> Taken:
     typestr, shape = str(interface["typestr"]), tuple(int(extent) for extent in interface["shape"])
     dtype = BY_TYPESTR.get(typestr)
     if dtype is None:
@@ -66,15 +79,17 @@ def from_interface(
         raise UsageError("the tensor's strides are no multiples of its element size", why=str(given))
     else:
         strides = tuple(step // dtype.itemsize for step in given)
+    if len(strides) != len(shape) or min(shape, default=0) < 0:
+        raise ValueError(f"shape {shape}, strides {strides}")
     address = int(interface["data"][0])
-    here = backend or backend_of(Device("cuda", _ordinal_of(address)))
+    here = backend or backend_of(Device("cuda", _ordinal_of(address) if address else 0))
     if address:
         verify_ordinal(_ordinal_of(address), here)
     # Absent or None: nothing is known, so the default stream, where most libraries work, is waited for.
     here.follow(interface.get("stream") or 1)
     keep = [owner]
     operand = Operand(address, dtype, shape, strides, here.device)
-    return operand, here, keep.clear
+    return operand, here, Memory(keep.clear, is_read_only=bool(interface["data"][1]))
 
 
 def _ordinal_of(address: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .dtypes import DType
+from .errors import UsageError
 
 Array = npt.NDArray[Any]
 
@@ -104,10 +105,21 @@ class HostTensor:
     raw: Array
     dtype: DType
 
+    def __post_init__(self) -> None:
+        kind = dtype_of(self.dtype)
+        object.__setattr__(self, "dtype", kind)
+        has = self.raw.dtype if isinstance(self.raw, np.ndarray) else type(self.raw).__name__
+        if has != _RAW.get(kind):
+            raise _no_bits(kind, has)
+
     @classmethod
-    def from_float32(cls, array: npt.ArrayLike, dtype: DType) -> HostTensor:
+    def from_float32(cls, array: npt.ArrayLike, dtype: DType | str) -> HostTensor:
         """Round to ``dtype`` (nearest, ties to even)."""
-        source = np.asarray(array, np.float32)
+        dtype = dtype_of(dtype)
+        with np.errstate(over="ignore"):  # beyond float32 is beyond all of these types
+            source = np.asarray(array, np.float32)
+        if is_native(dtype):
+            raise _no_bits(dtype, source.dtype)
         if dtype is not DType.BFLOAT16:
             return cls(_encode_float8(source, dtype), dtype)
         bits = source.view(np.uint32) if source.ndim else source.reshape(1).view(np.uint32).reshape(())
@@ -141,10 +153,33 @@ class HostTensor:
         return self.raw.view(getattr(types, str(self.dtype)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError(f"an array of a {self.dtype} tensor's values is always a copy; `raw` is none")
         return self.float32() if dtype is None else self.float32().astype(dtype)
 
     def __repr__(self) -> str:
         return f"HostTensor({self.float32()!r}, dtype={self.dtype})"
+
+
+def dtype_of(dtype: DType | str) -> DType:
+    """The element type of that name; UsageError with the known ones for another."""
+    if isinstance(dtype, DType):
+        return dtype
+    try:
+        return DType.from_name(dtype)
+    except (KeyError, TypeError):
+        raise UsageError(
+            f"there is no element type `{dtype}`", hint=f"one of {', '.join(map(str, DType))}"
+        ) from None
+
+
+def _no_bits(dtype: DType, found: object) -> UsageError:
+    if is_native(dtype):
+        why = f"it holds types that NumPy lacks, {', '.join(map(str, _RAW))}"
+        return UsageError(f"a `HostTensor` is not {dtype}", why=why, hint="use the NumPy array itself")
+    why = f"a {dtype} tensor's bits are {_RAW[dtype]}"
+    hint = "round values with `HostTensor.from_float32`"
+    return UsageError(f"the bits of a `HostTensor` are {found}", why=why, hint=hint)
 
 
 HostValue = Array | HostTensor

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
+
+from .errors import UsageError
 
 Index = int | slice | EllipsisType | None
 """What may stand between the brackets of a view."""
@@ -46,11 +48,25 @@ def index_of(part: Any) -> int:
     return operator.index(part)
 
 
-def numbers(given: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
-    """``(2, 3)`` of ``2, 3`` and of ``(2, 3)``."""
+def whole_numbers(given: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
+    """``(2, 3)`` of ``2, 3`` and of ``(2, 3)``; UsageError for what are no integers."""
     first: Any = given[0] if len(given) == 1 else given
     numbers: Sequence[int] = first if is_sequence(first) else (first,)
-    return tuple(numbers)
+    try:
+        return tuple(index_of(number) for number in numbers)
+    except TypeError:
+        raise UsageError(f"{list(numbers)} are no integers") from None
+
+
+def extents_of(shape: Any) -> tuple[int, ...]:
+    """A shape of any library, or one extent; UsageError for what is none."""
+    try:
+        extents = tuple(index_of(extent) for extent in (shape if isinstance(shape, Iterable) else (shape,)))
+    except TypeError:
+        extents = (-1,)
+    if any(extent < 0 for extent in extents):
+        raise UsageError(f"a tensor cannot have the shape {shape}")
+    return extents
 
 
 def is_sequence(value: Any) -> bool:

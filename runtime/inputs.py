@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,11 @@ def _from_dlpack(value: Any, label: str) -> tuple[Array, DType]:
                 f"{label} is in device memory", why="the program takes it on the host", hint=hint
             )
         described, release = consume(value.__dlpack__())
-        held = array_at(described.address, described.dtype, described.shape, described.strides)
+        try:
+            held = array_at(described.address, described.dtype, described.shape, described.strides)
+        except BaseException:
+            release()
+            raise
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise UsageError(f"{label} cannot be read as a host tensor", why=str(error)) from error
     owner = _Borrowed(held, release)
@@ -72,6 +77,9 @@ class _Borrowed:
 
 
 def _to_array(value: object, label: str) -> Array:
+    if getattr(value, "mask", None) is not None and isinstance(value, np.ndarray):
+        hint = "fill in what is masked out first: `array.filled(...)`"
+        raise UsageError(f"{label} is a masked array", why="what is masked out has no value", hint=hint)
     if isinstance(value, np.ndarray | np.generic | bool | int | float) or hasattr(
         value, "__array_interface__"
     ):
@@ -85,10 +93,39 @@ def _to_array(value: object, label: str) -> Array:
 
 def host_array(value: object, label: str, dtype: DType, shape: Sequence[int]) -> Array:
     """The raw array of a caller's tensor; UsageError unless dtype, rank and every dimension fit."""
-    array, found = as_host_tensor(value, label)
     if isinstance(value, bool | int | float):
-        array, found = np.asarray(value, numpy_dtype(dtype)) if is_native(dtype) else array, dtype
+        array, found = _number(value, label, dtype), dtype
+    else:
+        array, found = as_host_tensor(value, label)
     check_type(label, dtype, shape, found, array.shape)
+    return array
+
+
+def _number(value: float, label: str, dtype: DType) -> Array:
+    """A Python number as a tensor without dimensions; UsageError when the type does not hold it."""
+    kind, fits = numpy_dtype(dtype), isinstance(value, int)
+    if dtype.is_floating:
+        return _real(value, label, dtype)
+    if dtype is DType.BOOL:
+        fits = fits and value in (0, 1)
+    elif fits:
+        limits = np.iinfo(kind)
+        fits = limits.min <= value <= limits.max
+    if not fits:
+        raise UsageError(f"{label} is {value}", why=f"{dtype} has no such value")
+    return np.asarray(value, kind)
+
+
+def _real(value: float, label: str, dtype: DType) -> Array:
+    try:
+        number = float(value)
+    except OverflowError:
+        raise UsageError(f"{label} is too large", why=f"{dtype} has no such value") from None
+    with np.errstate(over="ignore"):
+        rounded = HostTensor.from_float32(number, dtype) if not is_native(dtype) else None
+        array = np.asarray(number, numpy_dtype(dtype)) if rounded is None else rounded.raw
+    if math.isfinite(number) and not np.isfinite(array if rounded is None else rounded.float32()):
+        raise UsageError(f"{label} is {value}", why=f"{dtype} has no such value")
     return array
 
 
@@ -142,10 +179,17 @@ def arrange(method: Method, args: Sequence[object], named: Mapping[str, object])
 
 def check_literal(label: str, literal: Argument, value: object) -> None:
     """UsageError unless a burnt-in input is given as it was exported."""
-    if value is not literal and value != literal:
+    if value is not literal and not _is_same(value, literal):
         raise UsageError(
             f"{label} is {value!r}", why=f"it was {literal!r} at export and is part of the program now"
         )
+
+
+def _is_same(value: Any, literal: Any) -> bool:
+    try:
+        return bool(value == literal) or bool(value != value and literal != literal)  # NaN is not itself
+    except (ValueError, TypeError, RuntimeError):  # an array of many elements
+        return False
 
 
 @dataclass(frozen=True, slots=True)

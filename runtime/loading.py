@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 
 from .backend import Backend
 from .cpu import CpuBackend
+from .device_names import BY_TRITON, as_device, check_target, gpus_of
 from .engine import EngineOptions, LoadedProgram
 from .errors import DeviceError, UsageError
 from .memory import Constants
 from .peers import introduce
 from .program import CPU, Device, PlannedProgram
 
-BY_TRITON = "emulator:triton"
-"""The emulator with Triton's own interpreter for generated kernels."""
 Notify = Callable[[str], None]
 
 
@@ -30,6 +29,7 @@ def load_planned(
     notify: Notify | None = None,
 ) -> LoadedProgram:
     """Like `start.load`, for a program in memory and its constants' bytes by digest."""
+    check_target(device)
     slots = device_slots(planned)
     if device_map:
         _refuse_map_with(device)
@@ -103,13 +103,8 @@ def _choose(
 
 
 def ordinals(slots: list[Device], device: str | None, device_map: Mapping[str, str]) -> dict[Device, int]:
-    """Which GPU serves which slot; UsageError for names that are no devices or no slots."""
-    if device is not None and device.partition(":")[0] != "cuda":
-        raise UsageError(
-            f"unknown device `{device}`",
-            hint="devices are `cuda`, `cuda:N`, `emulator`, `emulator:triton` and `cpu`",
-        )
-    mapping = {_slot(key): _slot(value).index for key, value in device_map.items()}
+    """Which GPU serves which slot; UsageError for names that are no GPUs or no slots."""
+    mapping = gpus_of(device_map)
     if unknown := [str(slot) for slot in mapping if slot not in slots]:
         raise UsageError(
             f"the program has no slot `{unknown[0]}`", hint=f"its slots are {', '.join(map(str, slots))}"
@@ -120,7 +115,7 @@ def ordinals(slots: list[Device], device: str | None, device_map: Mapping[str, s
                 f"`{device}` is one GPU and the program uses {len(slots)}",
                 hint="say which GPU serves which slot with `--device-map`",
             )
-        mapping = {slots[0]: _slot(device).index}
+        mapping = {slots[0]: as_device(device).index}
     return {slot: mapping.get(slot, slot.index) for slot in slots}
 
 
@@ -129,13 +124,6 @@ def _refuse_map_with(device: str | None) -> None:
     if device not in (None, "cuda"):
         why = "a map says which GPU serves which slot"
         raise UsageError(f"cannot use device `{device}` with a device map", why=why, hint="drop one of them")
-
-
-def _slot(text: str) -> Device:
-    try:
-        return Device.parse(text)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _cuda(slots: list[Device], gpus: Mapping[Device, int]) -> dict[Device, Backend]:

@@ -9,7 +9,7 @@ from typing import Any
 from .binding import CopyTally
 from .bound import Bound, BucketUse
 from .calls import Caller, written_state
-from .errors import ExecutionError
+from .errors import ExecutionError, UsageError
 from .inputs import arrange
 from .program import Method
 from .session import Session, busy
@@ -122,4 +122,7 @@ class LoadedMethod:
 
     def run(self, inputs: Mapping[str, Any], *, borrow: bool = False) -> dict[str, Any]:
         """Like a call, for input names that are no Python names."""
+        if not isinstance(inputs, Mapping):
+            hint = "call the method itself for inputs in order"
+            raise UsageError(f"inputs are given by name, not as `{type(inputs).__name__}`", hint=hint)
         return self(*self._arranged((), inputs), borrow=borrow)

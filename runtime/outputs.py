@@ -51,13 +51,16 @@ class BorrowedTensor:
     @property
     def operand(self) -> Operand:
         """Address, type and device; raises when stale."""
+        self._check()
+        return self._operand
+
+    def _check(self) -> None:
         if self._current() != self._generation:
             raise ExecutionError(
                 "a borrowed output is used too late",
-                why="a later call has overwritten it",
+                why="a later call has overwritten it, or the program was closed",
                 hint="copy it first, or call without `borrow`",
             )
-        return self._operand
 
     def numpy(self) -> HostValue:
         """A read-only view of host memory, or a copy of device memory; raises when stale."""
@@ -71,14 +74,19 @@ class BorrowedTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         value = self.numpy()
+        is_view = self._backend is None and not isinstance(value, HostTensor)
         array = value.float32() if isinstance(value, HostTensor) else value
-        return array if dtype is None else array.astype(dtype)
+        if dtype is not None and array.dtype != dtype:
+            array, is_view = array.astype(dtype), False
+        if copy is False and not is_view:
+            raise ValueError("this borrowed output turns into an array by a copy only")
+        return array.copy() if copy and is_view else array  # `numpy.array` leaves the copy to this
 
     def device_array(self) -> DeviceArray:
-        """The device memory as a tensor; raises when stale or on the host."""
+        """The device memory as a tensor, which raises when stale as this does; or raises on the host."""
         if self._backend is None:
             raise ExecutionError("a borrowed output lives on the host", hint="use `numpy`")
-        return self._backend.wrap(self.operand, _nothing)
+        return self._backend.wrap(self.operand, _nothing, self._check)
 
 
 def _nothing() -> None:

@@ -34,17 +34,19 @@ def elementwise(function: Callable[..., Any], *names: str) -> Work:
 class RecordingTensor:
     """Device memory of a `RecordingBackend` as a caller holds it."""
 
-    def __init__(self, operand: Operand, release: Step) -> None:
-        self._operand, self._release = operand, release
+    def __init__(self, operand: Operand, release: Step, check: Step | None = None) -> None:
+        self._operand, self._release, self._check = operand, release, check
 
     @property
     def operand(self) -> Operand:
-        """Where it is."""
+        """Where it is; raises when the memory was only lent."""
+        if self._check is not None:
+            self._check()
         return self._operand
 
     def numpy(self) -> HostValue:
         """A copy on the host."""
-        o = self._operand
+        o = self.operand
         return host_value(array_at(o.address, o.dtype, o.shape, o.strides).copy(), o.dtype)
 
     def __del__(self) -> None:
@@ -192,9 +194,9 @@ class RecordingBackend:
 
         return replay
 
-    def wrap(self, operand: Operand, release: Step) -> DeviceArray:
+    def wrap(self, operand: Operand, release: Step, check: Step | None = None) -> DeviceArray:
         """A caller's tensor."""
-        return RecordingTensor(operand, release)
+        return RecordingTensor(operand, release, check)
 
     def describe(self, tensor: object) -> Operand:
         """Where a caller's tensor is."""

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Mapping
 
 from .backend import Backend, Step
+from .errors import ExecutionError
 from .memory import Allocator, Constants, Releases, constant_addresses, pinning
 from .program import CPU, Device, PlannedProgram
 
 _KEPT_PER_SIZE = 4
 HOST_LIMIT = 1 << 30
 """Bytes of pinned memory that outputs may hold at once; past them outputs are copied to ordinary memory."""
+
+Block = tuple[Device, int, int]
+"""Where it is, its bytes, its address."""
 
 
 class Shared:
@@ -26,6 +31,8 @@ class Shared:
     ) -> None:
         self.planned, self.constants, self.backends = planned, constants, backends
         self._lock, self._count = threading.Lock(), 1
+        self._returned: deque[Block | None] = deque()
+        """What was let go, until `_settle` takes it back: blocks, or None for a bare count."""
         self._releases = Releases()
         for backend in backends.values():
             self._releases.add(backend.close)
@@ -41,18 +48,20 @@ class Shared:
             raise
 
     def retain(self) -> None:
-        """Hold one more count."""
+        """Hold one more count; ExecutionError when the last was let go."""
         with self._lock:
-            self._count += 1
+            self._hold()
+        self._settle()
+
+    def _hold(self) -> None:
+        if self._count == 0:
+            raise ExecutionError("the program is closed")
+        self._count += 1
 
     def release(self) -> None:
         """Let one count go; the last frees constants and closes the devices."""
-        with self._lock:
-            self._count -= 1
-            last = self._count == 0
-        if last:
-            self._drain()
-            self._releases.close()
+        self._returned.append(None)
+        self._settle()
 
     def take_host(self, nbytes: int) -> tuple[int, Step] | None:
         """A pinned block for a host output; None when `HOST_LIMIT` is reached."""
@@ -63,9 +72,10 @@ class Shared:
     def take(self, device: Device, nbytes: int) -> tuple[int, Step]:
         """A block for an output of the caller's, and how to give it back (once)."""
         with self._lock:
+            self._hold()
             free = self._pool.setdefault((device, nbytes), [])
             address = free.pop() if free else None
-            self._count += 1
+        self._settle()
         if address is None:
             try:
                 address = self._allocate(device, nbytes)
@@ -75,14 +85,39 @@ class Shared:
         return address, lambda: self._give(device, nbytes, address)
 
     def _give(self, device: Device, nbytes: int, address: int) -> None:
-        with self._lock:
-            free = self._pool[device, nbytes]
-            keep = len(free) < _KEPT_PER_SIZE
-            if keep:
-                free.append(address)
-        if not keep:
-            self._free(device, nbytes, address)
-        self.release()
+        self._returned.append((device, nbytes, address))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Take back what was let go, unless the lock is held: then who holds it does so, when done.
+
+        Programs and blocks are let go by the garbage collector too, which may run in a thread that has the
+        lock: to wait for it there would be to wait for ever.
+        """
+        while self._returned and self._lock.acquire(blocking=False):
+            try:
+                surplus, is_last = self._take_back()
+            finally:
+                self._lock.release()
+            for device, nbytes, address in surplus:
+                self._free(device, nbytes, address)
+            if is_last:
+                self._drain()
+                self._releases.close()
+
+    def _take_back(self) -> tuple[list[Block], bool]:
+        """Blocks that the pool does not keep, and whether nobody holds a count any more."""
+        surplus: list[Block] = []
+        while self._returned:
+            block = self._returned.popleft()
+            self._count -= 1
+            if block is not None:
+                free = self._pool[block[:2]]
+                if len(free) < _KEPT_PER_SIZE:
+                    free.append(block[2])
+                else:
+                    surplus.append(block)
+        return surplus, self._count == 0
 
     def _drain(self) -> None:
         for (device, nbytes), addresses in self._pool.items():
@@ -95,6 +130,7 @@ class Shared:
         address = pinning(self.backends).allocate_host(nbytes)
         with self._lock:
             self._host_nbytes += nbytes
+        self._settle()
         return address
 
     def _free(self, device: Device, nbytes: int, address: int) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .device_names import check_target, gpus_of
+
 if TYPE_CHECKING:
     from .engine import LoadedProgram
     from .program import PlannedProgram
@@ -22,7 +24,7 @@ def load(
     scrub: bool = False,
     notify: Callable[[str], None] | None = None,
     tuning: str | Path | None = None,
-    weights: Sequence[str | Path] = (),
+    weights: str | Path | Sequence[str | Path] = (),
     verify: bool = False,
 ) -> LoadedProgram:
     """Read, check and load an artifact.
@@ -51,6 +53,8 @@ def load(
         UsageError: an unknown device name, operators that need torch and are not allowed to, or weights that
             are not the program's.
     """
+    check_target(device)
+    gpus_of(device_map)
     wants_cuda = device is None or device.partition(":")[0] == "cuda"
     if wants_cuda:
         from .cuda import warm
@@ -61,7 +65,8 @@ def load(
             warm.begin_context(int(number))
     from .artifact import read
 
-    artifact = read(Path(path), weights=[Path(file) for file in weights])
+    files = [weights] if isinstance(weights, str | Path) else weights
+    artifact = read(Path(path), weights=[Path(file) for file in files])
     if verify:
         artifact.verify_constants(made=False)
     if wants_cuda:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -52,16 +53,24 @@ class State:
             ExecutionError: a call failed while it wrote the state, which is undefined since.
         """
         variable = self._variable(name)
-        if name in self._session.unknown:
+        with self._session.exclusive():
+            return self._read(variable)
+
+    def _read(self, variable: StateVariable) -> HostValue:
+        if variable.name in self._session.unknown:
             hint = "`reset`, `set` or `load` it"
             raise ExecutionError(
-                f"state `{name}` is undefined", why="a call failed that writes it", hint=hint
+                f"state `{variable.name}` is undefined", why="a call failed that writes it", hint=hint
             )
         raw = np.empty(variable.shape, numpy_dtype(variable.dtype))
         if variable.nbytes:
-            with self._session.exclusive():
-                self._backends[variable.device].download(self._addresses[name], _flat(raw))
+            self._backends[variable.device].download(self._addresses[variable.name], _flat(raw))
         return host_value(raw, variable.dtype)
+
+    def values(self) -> dict[str, HostValue]:
+        """Copies of all current values, of one moment: no call comes in between. Raises as `get` does."""
+        with self._session.exclusive():
+            return {name: self._read(variable) for name, variable in self._variables.items()}
 
     def set(self, name: str, value: object) -> None:
         """Replace the value; UsageError when name, shape or dtype do not fit."""
@@ -83,8 +92,7 @@ class State:
         Types that NumPy lacks are kept as bits, under ``NAME|DTYPE``.
         """
         arrays: dict[str, Array] = {}
-        for name in self._variables:
-            value = self.get(name)
+        for name, value in self.values().items():
             if isinstance(value, HostTensor):
                 arrays[f"{name}|{value.dtype}"] = value.raw
             else:
@@ -129,8 +137,8 @@ class State:
 
     def copy_from(self, other: State) -> None:
         """Take over the values of a clone's origin."""
-        for name in self._variables:
-            self.set(name, other.get(name))
+        for name, value in other.values().items():
+            self.set(name, value)
 
     def _variable(self, name: str) -> StateVariable:
         if name not in self._variables:
@@ -161,12 +169,19 @@ class State:
             backend.fill(address, variable.nbytes, 0)
 
 
+_UNREADABLE = (
+    OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile, zlib.error,
+    KeyError, NotImplementedError, OverflowError, RuntimeError, MemoryError, struct.error,
+)  # fmt: skip
+"""What NumPy and zipfile raise for files that are damaged, encrypted, or something else."""
+
+
 def _arrays_of(path: Path) -> dict[str, Array]:
     """What is in an ``.npz`` file; UsageError when it is none."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile, zlib.error) as error:
+    except _UNREADABLE as error:
         why = str(getattr(error, "strerror", None) or error)
         raise UsageError(f"cannot read state from `{path}`", why=why) from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -14,18 +13,11 @@ from .backend import Operand, Step
 from .dtypes import DType
 from .errors import UsageError
 from .foreign import TYPESTR, from_dlpack, from_interface, verify_ordinal
-from .host import Array, HostValue, contiguous_strides, host_value, numpy_dtype
-from .indexing import Index, expanded, is_sequence, numbers
+from .host import Array, HostValue, contiguous_strides, dtype_of, host_value, numpy_dtype
+from .indexing import Index, expanded, extents_of, is_sequence, whole_numbers
 from .inputs import as_host_tensor
 from .program import Device
-from .tensor_backend import TensorBackend, backend_of
-
-
-class Memory:
-    """Device memory with one release, called when the last tensor over it is dropped."""
-
-    def __init__(self, release: Step) -> None:
-        self.close = weakref.finalize(self, release)
+from .tensor_backend import Memory, TensorBackend, backend_of
 
 
 class DeviceTensor:
@@ -51,9 +43,7 @@ class DeviceTensor:
     ) -> DeviceTensor:
         """A dense tensor of undefined contents."""
         kind = dtype_of(dtype)
-        backend, extents = backend_of(device), tuple(int(extent) for extent in shape)
-        if any(extent < 0 for extent in extents):
-            raise UsageError(f"a tensor cannot have the shape {list(extents)}")
+        backend, extents = backend_of(device), extents_of(shape)
         address = backend.allocate(prod(extents) * kind.itemsize)
         operand = Operand(address, kind, extents, contiguous_strides(extents), backend.device)
         return cls(operand, backend, lambda: backend.free(address))
@@ -95,7 +85,9 @@ class DeviceTensor:
 
     @property
     def operand(self) -> Operand:
-        """Address, element type, shape, strides and device slot."""
+        """Address, element type, shape, strides and device slot; raises when memory was only lent."""
+        if self._memory.check is not None:
+            self._memory.check()
         return self._operand
 
     @property
@@ -121,7 +113,7 @@ class DeviceTensor:
     @property
     def pointer(self) -> int:
         """Device address of the first element."""
-        return self._operand.address
+        return self.operand.address
 
     @property
     def numel(self) -> int:
@@ -141,7 +133,8 @@ class DeviceTensor:
         return self.numel == 0 or all(extent == 1 or has == want for extent, has, want in pairs)
 
     def __repr__(self) -> str:
-        return f"DeviceTensor({self.dtype}{list(self.shape)} on {self.device} at {self.pointer:#x})"
+        at = f"{self._operand.address:#x}"
+        return f"DeviceTensor({self.dtype}{list(self.shape)} on {self.device} at {at})"
 
     def __len__(self) -> int:
         if not self.shape:
@@ -175,6 +168,8 @@ class DeviceTensor:
             raise UsageError(
                 "a tensor is written with one of its own type", why=f"wanted {wanted}, got {got}"
             )
+        if self._memory.is_read_only:
+            raise UsageError("this tensor is read-only, as its owner says", hint="write into a `clone`")
         if not raw.nbytes:
             return
         target = self if self.is_contiguous else DeviceTensor.empty(self.shape, kind, self._backend)
@@ -205,7 +200,7 @@ class DeviceTensor:
 
     def reshape(self, *shape: int | Sequence[int]) -> DeviceTensor:
         """A view of another shape; one extent may be -1. UsageError when it does not fit or has gaps."""
-        return self._reshaped(numbers(shape))
+        return self._reshaped(whole_numbers(shape))
 
     def _reshaped(self, shape: tuple[int, ...]) -> DeviceTensor:
         known = prod(extent for extent in shape if extent != -1)
@@ -221,7 +216,7 @@ class DeviceTensor:
 
     def permute(self, *order: int | Sequence[int]) -> DeviceTensor:
         """A view with its dimensions in another order; negative numbers count from the last."""
-        rank, given = len(self.shape), numbers(order)
+        rank, given = len(self.shape), whole_numbers(order)
         wanted = [number + rank if -rank <= number < 0 else number for number in given]
         if sorted(wanted) != list(range(rank)):
             raise UsageError(f"{list(given)} is no order of {rank} dimensions")
@@ -268,7 +263,7 @@ class DeviceTensor:
             return self
         verify_ordinal(self._backend.ordinal, backend)
         backend.follow(self._backend.stream)
-        o = self._operand
+        o = self.operand
         return DeviceTensor(
             Operand(o.address, o.dtype, o.shape, o.strides, backend.device), backend, self._memory
         )
@@ -297,7 +292,12 @@ class DeviceTensor:
             # None means the legacy default stream, whose handle is 1.
             self._backend.lead(1 if stream is None else stream)
         o = tensor.operand
-        described = dlpack.Description(o.address, o.dtype, o.shape, o.strides, self.__dlpack_device__())
+        is_read_only = tensor._memory.is_read_only
+        if is_read_only and (max_version is None or max_version[0] < 1):
+            raise BufferError("a read-only tensor needs a consumer of DLPack 1.0; copy it with `clone`")
+        described = dlpack.Description(
+            o.address, o.dtype, o.shape, o.strides, self.__dlpack_device__(), is_read_only
+        )
         return dlpack.export(described, tensor._memory, max_version)
 
     @property
@@ -310,27 +310,20 @@ class DeviceTensor:
         return {
             "shape": self.shape,
             "typestr": typestr,
-            "data": (self.pointer if self.numel else 0, False),
+            "data": (self.pointer if self.numel else 0, self._memory.is_read_only),
             "strides": None if self.is_contiguous else tuple(stride * itemsize for stride in self.strides),
             "stream": self._backend.stream,
             "version": 3,
         }
 
 
-def dtype_of(dtype: DType | str) -> DType:
-    """The element type of that name; UsageError with the known ones for another."""
-    if isinstance(dtype, DType):
-        return dtype
-    try:
-        return DType.from_name(dtype)
-    except KeyError:
-        raise UsageError(
-            f"there is no element type `{dtype}`", hint=f"one of {', '.join(map(str, DType))}"
-        ) from None
-
-
 def _host_bits(value: object) -> tuple[Array, DType]:
     """A host tensor as raw bits and element type; UsageError for what no program has."""
     if isinstance(value, DeviceTensor):
         raise UsageError("this tensor is on a GPU already", hint="call `.clone()`")
-    return as_host_tensor(np.asarray(value) if is_sequence(value) else value, "the tensor")
+    if is_sequence(value):
+        try:
+            value = np.asarray(value)
+        except (ValueError, OverflowError) as error:
+            raise UsageError("the tensor's rows are of different lengths", why=str(error)) from error
+    return as_host_tensor(value, "the tensor")

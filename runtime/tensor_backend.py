@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Protocol
 
-from .backend import Operand
+from .backend import Operand, Step
+from .device_names import as_device
 from .errors import UsageError
 from .program import Device
 
@@ -60,14 +62,24 @@ class TensorBackend(Protocol):
         ...
 
 
+class Memory:
+    """Device memory with one release, called when the last tensor over it is dropped.
+
+    ``check`` raises once the memory may not be used any more; a read-only one is not written.
+    """
+
+    def __init__(self, release: Step, check: Step | None = None, *, is_read_only: bool = False) -> None:
+        self.close = weakref.finalize(self, release)
+        self.check, self.is_read_only = check, is_read_only
+
+
 def backend_of(device: Device | str | TensorBackend) -> TensorBackend:
     """The GPU for a device, shared by all tensors of the process that belong to no program."""
     if isinstance(device, str):
-        try:
-            device = Device.parse(device)
-        except ValueError as error:
-            raise UsageError(f"`{device}` is no device", why=str(error)) from error
+        device = as_device(device)
     if not isinstance(device, Device):
+        if not hasattr(device, "ordinal"):
+            raise UsageError(f"`{device!r}` is no device", hint="a device has a name, such as `cuda:0`")
         return device
     if device.kind != "cuda":
         raise UsageError(

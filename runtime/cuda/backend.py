@@ -205,11 +205,15 @@ class CudaBackend(GpuContext):
         """Empty: `capture` makes graphs here."""
         return ""
 
-    def wrap(self, operand: Operand, release: Step) -> DeviceTensor:
-        """A tensor of the caller's over device memory; ``release`` is called once, when it is dropped."""
-        from ..tensor import DeviceTensor
+    def wrap(self, operand: Operand, release: Step, check: Step | None = None) -> DeviceTensor:
+        """A tensor of the caller's over device memory; ``release`` is called once, when it is dropped.
 
-        return DeviceTensor(operand, self, release)
+        ``check`` raises when the memory may not be used any more.
+        """
+        from ..tensor import DeviceTensor
+        from ..tensor_backend import Memory
+
+        return DeviceTensor(operand, self, Memory(release, check))
 
     def describe(self, tensor: object) -> Operand:
         """Where a caller's device tensor is, its writes ordered before this stream's coming work.
@@ -225,14 +229,17 @@ class CudaBackend(GpuContext):
 
     def copy(self, source: Operand, destination: Operand) -> None:
         """Copy between two operands on this GPU, strides free, now."""
-        bind_copy(self, source, destination)()
-        self.synchronize()
+        with self.lock:
+            bind_copy(self, source, destination)()
+            self.synchronize()
 
     def send(self, source: Operand, receiver: CudaBackend, destination: Operand) -> None:
         """Copy a dense operand to another GPU, now."""
-        self.connect(receiver)
-        bind_copy(self, source, destination)()
-        receiver.synchronize()
+        first, second = sorted((self, receiver), key=lambda backend: backend.ordinal)
+        with first.lock, second.lock:  # in one order, whichever way it goes
+            self.connect(receiver)
+            bind_copy(self, source, destination)()
+            receiver.synchronize()
 
     def fork(self) -> CudaBackend:
         """The same GPU, memory and loaded code with a stream of its own. Close it before this one."""
@@ -247,6 +254,10 @@ class CudaBackend(GpuContext):
         Raises:
             ExecutionError: something cannot be recorded; the backend stays usable and the steps runnable.
         """
+        with self.lock:
+            return self._captured(steps)
+
+    def _captured(self, steps: Sequence[Step]) -> graph.GraphStep:
         self.enter()
         free_before = self.memory_info()[0]
         callers = None if self._stream is self._own_stream else self._stream

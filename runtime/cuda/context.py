@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,11 @@ from .staging import Staging
 
 
 class GpuContext:
-    """A GPU with a stream to enqueue on. Every method may be called from any thread, one at a time.
+    """A GPU with a stream to enqueue on. Every method may be called from any thread.
+
+    Steps are run, and the stream is waited for, by one thread at a time, which the program sees to. Tensors
+    of the program may be copied by others meanwhile: what they enqueue must not end up in a graph that is
+    being recorded on the stream, so that both hold ``lock``.
 
     Args:
         device: the program's device slot.
@@ -27,6 +32,8 @@ class GpuContext:
     """
 
     def __init__(self, device: Device, ordinal: int = 0, *, stream: object | None = None) -> None:
+        self.lock = threading.RLock()
+        """Held while a graph is recorded, and by copies that are made now."""
         self._cu = cu = initialise()
         self._device, self.ordinal = device, ordinal
         count = int(check(cu.cuDeviceGetCount(), "count GPUs"))
@@ -148,30 +155,33 @@ class GpuContext:
 
     def upload_all(self, pieces: Iterable[tuple[int, memoryview]], total: int) -> None:
         """Copy pieces of one block of memory, of ``total`` bytes, in the order of their addresses, now."""
-        self.enter()
-        if self._staging is None:
-            self._staging = Staging(self._cu, self._own_stream)
-        self._staging.upload_all(pieces, total)
+        with self.lock:  # the staging memory is one
+            self.enter()
+            if self._staging is None:
+                self._staging = Staging(self._cu, self._own_stream)
+            self._staging.upload_all(pieces, total)
 
     def download(self, address: int, out: memoryview) -> None:
         """Copy device bytes to writable host memory, now, after all enqueued work."""
         if not out.nbytes:
             return
-        self.enter()
         target = ctypes.addressof(ctypes.c_char.from_buffer(out.cast("B")))
-        check(
-            self._cu.cuMemcpyDtoHAsync(target, address, out.nbytes, self._stream),
-            f"download {out.nbytes} bytes",
-        )
-        self.synchronize()
+        with self.lock:
+            self.enter()
+            check(
+                self._cu.cuMemcpyDtoHAsync(target, address, out.nbytes, self._stream),
+                f"download {out.nbytes} bytes",
+            )
+            self.synchronize()
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Set every byte, now."""
         if not nbytes:
             return
-        self.enter()
-        check(self._cu.cuMemsetD8Async(address, byte, nbytes, self._stream), f"fill {nbytes} bytes")
-        self.synchronize()
+        with self.lock:
+            self.enter()
+            check(self._cu.cuMemsetD8Async(address, byte, nbytes, self._stream), f"fill {nbytes} bytes")
+            self.synchronize()
 
     def memory_info(self) -> tuple[int, int]:
         """Bytes that the driver reports as (free, total) on this GPU."""
@@ -181,13 +191,15 @@ class GpuContext:
 
     def follow(self, stream: int) -> None:
         """Let this stream's coming work wait for what another stream of the process holds."""
-        if stream != self.stream:
-            self._order(stream, self._stream)
+        with self.lock:
+            if stream != self.stream:
+                self._order(stream, self._stream)
 
     def lead(self, stream: int) -> None:
         """Let another stream's coming work wait for what this one holds."""
-        if stream != self.stream:
-            self._order(self._stream, stream)
+        with self.lock:
+            if stream != self.stream:
+                self._order(self._stream, stream)
 
     def _order(self, first: Any, second: Any) -> None:
         cu = self._cu

@@ -34,12 +34,14 @@ class Machine:
 class EmulatedTensor:
     """A tensor in an emulated device's memory, as the caller holds it."""
 
-    def __init__(self, operand: Operand, release: Step) -> None:
-        self._operand, self._release = operand, release
+    def __init__(self, operand: Operand, release: Step, check: Step | None = None) -> None:
+        self._operand, self._release, self._check = operand, release, check
 
     @property
     def operand(self) -> Operand:
-        """Address, element type, shape, strides and device."""
+        """Address, element type, shape, strides and device; raises when the memory was only lent."""
+        if self._check is not None:
+            self._check()
         return self._operand
 
     @property
@@ -49,7 +51,7 @@ class EmulatedTensor:
 
     def numpy(self) -> HostValue:
         """A copy on the host."""
-        at = self._operand
+        at = self.operand
         return host_value(array_at(at.address, at.dtype, at.shape, at.strides).copy(), at.dtype)
 
     def __del__(self) -> None:
@@ -252,9 +254,9 @@ class EmulatorBackend:
 
     # --- the caller's tensors ---------------------------------------------------------------------
 
-    def wrap(self, operand: Operand, release: Step) -> DeviceArray:
+    def wrap(self, operand: Operand, release: Step, check: Step | None = None) -> DeviceArray:
         """A caller's tensor."""
-        return EmulatedTensor(operand, release)
+        return EmulatedTensor(operand, release, check)
 
     def describe(self, tensor: object) -> Operand:
         """Where a caller's tensor is; UsageError for anything but a tensor of this emulated device."""

@@ -54,11 +54,18 @@ def test_a_named_gpu_is_begun_while_the_file_is_read(
     assert begun == [("begin_driver",), ("begin_context", ordinal)]
 
 
-@pytest.mark.parametrize("given", [{}, {"device_map": {"cuda:0": "cuda:1"}}, {"device": "cuda:x"}])
+@pytest.mark.parametrize("given", [{}, {"device_map": {"cuda:0": "cuda:1"}}])
 def test_a_gpu_that_is_not_known_is_not_begun(tmp_path: Path, begun: list[Any], given: Any) -> None:
     with pytest.raises(ArtifactError, match="cannot be read"):
         load(tmp_path / "missing.pte", **given)
     assert begun == [("begin_driver",)]
+
+
+@pytest.mark.parametrize("given", [{"device": "cuda:x"}, {"device_map": {"cuda:0": "cpu"}}])
+def test_nothing_is_begun_for_what_is_no_gpu(tmp_path: Path, begun: list[Any], given: Any) -> None:
+    with pytest.raises(UsageError):
+        load(tmp_path / "missing.pte", **given)
+    assert begun == []
 
 
 def test_nothing_is_begun_for_the_emulator(artifact: Path, begun: list[Any]) -> None:

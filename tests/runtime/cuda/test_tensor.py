@@ -15,7 +15,7 @@ from devplan.runtime.backend import Operand
 from devplan.runtime.cuda import backend as backend_module
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
-from devplan.runtime.errors import DeviceError, UsageError
+from devplan.runtime.errors import DeviceError, ExecutionError, UsageError
 from devplan.runtime.host import HostTensor
 from devplan.runtime.program import Device
 from devplan.runtime.tensor import DeviceTensor
@@ -331,3 +331,119 @@ def test_the_programs_own_outputs_are_tensors(gpu: CudaBackend) -> None:
     del tensor
     gc.collect()
     assert released == [1]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DeviceTensor.empty((2.5,), "float32"), "cannot have the shape"),  # type: ignore[arg-type]
+        (lambda: DeviceTensor.empty((2, -1), "float32"), "cannot have the shape"),
+        (lambda: DeviceTensor.empty((2,), "float31"), "no element type `float31`"),
+        (lambda: DeviceTensor.empty((2,), "float32", "cuda:x"), "no valid index"),
+        (lambda: DeviceTensor.empty((2,), "float32", "cpu"), "lives on a GPU"),
+        (lambda: DeviceTensor.empty((2,), "float32", 0), "`0` is no device"),  # type: ignore[arg-type]
+        (lambda: DeviceTensor.from_host([[1, 2], [3]]), "rows are of different lengths"),
+        (lambda: DeviceTensor.from_host(["a"]), "has dtype"),
+        (lambda: DeviceTensor.from_host(np.ma.array([1.0], mask=[True])), "masked"),
+        (lambda: DeviceTensor.empty((2, 3), "int8").reshape(2.0, 3.0), "are no integers"),  # type: ignore[arg-type]
+        (lambda: DeviceTensor.empty((2, 3), "int8").reshape(True, 6), "are no integers"),
+        (lambda: DeviceTensor.empty((2, 3), "int8").permute("ab"), "are no integers"),  # type: ignore[arg-type]
+        (lambda: DeviceTensor.empty((2, 3), "int8").clone("cuda:x"), "no valid index"),
+    ],
+)  # fmt: skip
+def test_what_is_no_tensor_is_wrong_usage(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_one_extent_is_a_shape() -> None:
+    assert DeviceTensor.empty(3, "int8").shape == (3,)  # type: ignore[arg-type]
+    assert DeviceTensor.empty(np.int64(3), "int8").shape == (3,)  # type: ignore[arg-type]
+
+
+class ByInterface:
+    """Another library's tensor, by the array interface."""
+
+    def __init__(self, **changes: Any) -> None:
+        good = {"shape": (2,), "typestr": "<f4", "data": (256, False), "strides": None, "version": 3}
+        self.__cuda_array_interface__ = {
+            key: value for key, value in (good | changes).items() if value is not ...
+        }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": ...}, {"shape": ...}, {"typestr": ...}, {"data": (None, False)}, {"data": 256},
+        {"shape": (-2,)}, {"shape": 2}, {"strides": (4, 4)}, {"strides": (6,)}, {"typestr": ">f4"},
+        {"typestr": "<c8"}, {"mask": object()},
+    ],
+)  # fmt: skip
+def test_a_malformed_interface_is_wrong_usage(changes: Any) -> None:
+    with pytest.raises(UsageError):
+        DeviceTensor.of(ByInterface(**changes))
+
+
+def test_a_foreign_tensor_without_elements_has_no_address() -> None:
+    tensor = DeviceTensor.of(ByInterface(shape=(0, 3), data=(0, False)))
+    assert tensor.shape == (0, 3)
+    empty = tensor.numpy()
+    assert isinstance(empty, np.ndarray) and empty.shape == (0, 3)
+
+
+def test_a_tensor_that_is_nowhere_is_wrong_usage() -> None:
+    class Nowhere:
+        def __dlpack__(self, **_: Any) -> Any:
+            raise AssertionError
+
+        def __dlpack_device__(self) -> Any:
+            raise ValueError("Unknown device type meta for Dlpack")
+
+    with pytest.raises(UsageError, match="device type meta"):
+        DeviceTensor.of(Nowhere())
+
+
+def test_what_its_owner_holds_read_only_is_not_written() -> None:
+    mine = DeviceTensor.from_host(np.zeros(2, np.float32))
+    interface = mine.__cuda_array_interface__ | {"data": (mine.pointer, True)}
+    tensor = DeviceTensor.of(ByInterface(**interface))
+    for each in (tensor, tensor[:1]):
+        with pytest.raises(UsageError, match="read-only"):
+            each.write(np.ones(each.shape, np.float32))
+        assert each.__cuda_array_interface__["data"][1] is True
+        with pytest.raises(BufferError, match="read-only"):
+            each.__dlpack__()
+        described, release = dlpack.consume(each.__dlpack__(max_version=(1, 0)))
+        assert described.is_read_only
+        release()
+    again = tensor.clone()
+    again.write(np.ones(2, np.float32))
+    assert np.array_equal(np.asarray(again.numpy()), [1, 1])
+
+
+def test_lent_memory_is_asked_for_each_time() -> None:
+    whole = DeviceTensor.from_host(np.arange(6, dtype=np.float32))
+    stale: list[str] = []
+
+    def check() -> None:
+        if stale:
+            raise ExecutionError(stale[0])
+
+    backend = whole._backend
+    tensor = backend.wrap(whole.operand, lambda: None, check)  # type: ignore[attr-defined]
+    views = [tensor, tensor[1:], tensor.reshape(2, 3), tensor.reshape(2, 3).permute(1, 0)]
+    uses: list[Any] = [
+        lambda t: t.numpy(), lambda t: t.clone(), lambda t: t.pointer, lambda t: t.operand,
+        lambda t: t.__dlpack__(), lambda t: t.__cuda_array_interface__, lambda t: t[0],
+        lambda t: t.write(np.zeros(t.shape, np.float32)),
+    ]  # fmt: skip
+    for view in views:
+        for use in uses[:-1]:
+            use(view)
+    stale.append("too late")
+    for view in views:
+        assert view.shape and "DeviceTensor" in repr(view)
+        for use in uses:
+            with pytest.raises(ExecutionError, match="too late"):
+                use(view)
+    assert np.array_equal(np.asarray(whole.numpy()), np.arange(6))
