@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .device_names import check_target, gpus_of
-
 if TYPE_CHECKING:
     from .engine import LoadedProgram
     from .program import PlannedProgram
@@ -53,17 +51,19 @@ def load(
         UsageError: an unknown device name, operators that need torch and are not allowed to, or weights that
             are not the program's.
     """
-    check_target(device)
-    gpus_of(device_map)
-    wants_cuda = device is None or device.partition(":")[0] == "cuda"
+    wants_cuda = device is None or str(device).partition(":")[0] == "cuda"
     if wants_cuda:
         from .cuda import warm
 
         warm.begin_driver()
-        number = (device or "").partition(":")[2] or "0"
-        if device is not None and not device_map and number.isdigit():  # known before the file is read
-            warm.begin_context(int(number))
+        number = str(device).partition(":")[2] or "0"
+        if device is not None and not device_map and number.isascii() and number.isdigit():
+            warm.begin_context(int(number))  # known before the file is read, and before its name is checked
     from .artifact import read
+    from .device_names import check_target, gpus_of
+
+    check_target(device)
+    gpus_of(device_map)
 
     files = [weights] if isinstance(weights, str | Path) else weights
     artifact = read(Path(path), weights=[Path(file) for file in files])

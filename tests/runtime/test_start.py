@@ -62,10 +62,10 @@ def test_a_gpu_that_is_not_known_is_not_begun(tmp_path: Path, begun: list[Any], 
 
 
 @pytest.mark.parametrize("given", [{"device": "cuda:x"}, {"device_map": {"cuda:0": "cpu"}}])
-def test_nothing_is_begun_for_what_is_no_gpu(tmp_path: Path, begun: list[Any], given: Any) -> None:
+def test_no_context_is_begun_for_what_is_no_gpu(tmp_path: Path, begun: list[Any], given: Any) -> None:
     with pytest.raises(UsageError):
         load(tmp_path / "missing.pte", **given)
-    assert begun == []
+    assert begun == [("begin_driver",)]
 
 
 def test_nothing_is_begun_for_the_emulator(artifact: Path, begun: list[Any]) -> None:
