@@ -12,7 +12,7 @@ import torch
 
 from ..runtime.errors import DevplanError, UnsupportedOperatorError
 from .builder import is_dense
-from .complex_pairs import decompose_complex
+from .complex_pairs import has_complex
 from .data_loops import unrolled_loops
 from .data_turns import close_turns
 from .frames import is_users
@@ -20,6 +20,7 @@ from .indexed_writes import directed_writes
 from .inductor.interfaces import pytree, unasked_values
 from .lifted_tensors import merge_lifted_tensors
 from .module_casts import traced_casts
+from .random_numbers import is_random
 from .source import MethodSource
 
 
@@ -37,7 +38,7 @@ def export_method(method: MethodSource) -> torch.export.ExportedProgram:
             close_turns(exported)
             merge_lifted_tensors(exported)
             functional: torch.export.ExportedProgram = exported.run_decompositions({})
-            return decompose_complex(functional)
+            return _taken_apart(functional)
     except DevplanError:
         raise
     except Exception as error:
@@ -62,6 +63,20 @@ def _as_tracing_needs(module: torch.nn.Module) -> Iterator[None]:
         unasked_values(),
     ):
         yield
+
+
+def _taken_apart(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Take apart composite operators where later passes have rules for their parts only."""
+    touched = {
+        node.target
+        for node in program.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
+        and (has_complex(node) or is_random(node))
+        and node.target._can_decompose()
+    }
+    known = torch.export.default_decompositions() if touched else {}
+    rules = {target: known[target] for target in touched if target in known}
+    return _taken_apart(program.run_decompositions(rules)) if rules else program
 
 
 @contextlib.contextmanager

@@ -49,25 +49,15 @@ _MADE_OF_OTHERS = frozenset(
 )
 
 
-def decompose_complex(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Take composite operators on complex tensors apart (``stft``, ``fft.rfft``) into what has rules below.
+def has_complex(node: torch.fx.Node) -> bool:
+    """Whether a node's operator should be taken apart for the rules below.
 
-    Likewise those made of complex ones, or of views in place. Other programs are returned as they are.
+    That are composite operators on complex tensors (``stft``, ``fft.rfft``), and those made of complex ones,
+    or of views in place.
     """
-    touched = {
-        node.target
-        for node in program.graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload)
-        and (
-            node.target in _MADE_OF_OTHERS
-            or _is_complex(node.meta.get("val"))
-            or any(_is_complex(n.meta.get("val")) for n in node.all_input_nodes)
-        )
-        and node.target._can_decompose()
-    }
-    known = torch.export.default_decompositions() if touched else {}
-    rules = {target: known[target] for target in touched if target in known}
-    return decompose_complex(program.run_decompositions(rules)) if rules else program
+    return node.target in _MADE_OF_OTHERS or any(
+        _is_complex(n.meta.get("val")) for n in (node, *node.all_input_nodes)
+    )
 
 
 def _is_complex(value: Any) -> bool:

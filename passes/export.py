@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from ..planner import PlanOptions, check, plan
 from ..runtime.errors import UsageError
 from ..runtime.program import Kernel, Method, PlannedProgram, Program, Role
@@ -29,6 +31,7 @@ from .options import ExportOptions, Progress, silent
 from .pipeline import Observer, build_pipeline, run_stage
 from .placed import PlacedGraph
 from .ragged import pad_ragged
+from .random_numbers import count_random
 from .source import ModelSource
 from .supported import supports
 from .tape import KernelSpec
@@ -124,6 +127,7 @@ def _export_methods(source: ModelSource, options: ExportOptions, progress: Progr
     methods: list[ExportedMethod] = []
     unwrapped, notes = unwrap(source.methods, pack_weights=options.device != "cpu")
     cast = cast_methods(unwrapped, options.dtype)
+    calls = torch.zeros((), dtype=torch.int64)
     if options.weights not in ("reference", "none"):
         refuse_meta(cast)
     with on_the_host(cast):
@@ -132,6 +136,7 @@ def _export_methods(source: ModelSource, options: ExportOptions, progress: Progr
             methods.append(analyse(method, export_method(method)))
             split_complex(methods[-1])
             pad_ragged(methods[-1])
+            count_random(methods[-1], calls)
             methods[-1].notes = tuple(filter(None, [notes.get(method.name)]))
     return sorted(methods, key=lambda method: method.name)
 

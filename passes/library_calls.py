@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..runtime.errors import UnsupportedOperatorError
+from ..runtime.expr import Size
 from ..runtime.program import Argument, Attributes, SourceLocation
 from .tape import ExternCall, Window
 
@@ -84,14 +86,14 @@ def _addmm(extern: ExternCall, allow_tf32: bool) -> list[Call]:
     added, a, b = extern.operands[:3]
     alpha = float(extern.keywords.get("alpha", 1))
     beta = float(extern.keywords.get("beta", 1))
-    bias = _as_bias(added)
+    out = extern.outs[0]
+    bias = _as_bias(added, out.sizes[-1])
     if beta == 0:
         return [_matmul((a, b), extern.outs[0], allow_tf32, alpha=alpha)]
     if bias is not None and beta == 1 and len(a.sizes) == 2:
         return [_matmul((a, b, bias), extern.outs[0], allow_tf32, has_bias=True, alpha=alpha)]
-    if len(added.sizes) != len(extern.outs[0].sizes) or 0 in added.strides:
-        raise unsupported("addmm with a broadcast matrix", extern.origin)
-    return [_matmul((a, b, added), extern.outs[0], allow_tf32, has_c=True, alpha=alpha, beta=beta)]
+    whole = _expanded(added, out.sizes)
+    return [_matmul((a, b, whole), extern.outs[0], allow_tf32, has_c=True, alpha=alpha, beta=beta)]
 
 
 def _linear(extern: ExternCall, allow_tf32: bool) -> list[Call]:
@@ -101,8 +103,18 @@ def _linear(extern: ExternCall, allow_tf32: bool) -> list[Call]:
     return [call]
 
 
-def _as_bias(window: Window) -> Window | None:
+def _expanded(window: Window, sizes: Sequence[Size]) -> Window:
+    """What is added, with strides of 0 where it is repeated."""
+    missing = len(sizes) - len(window.sizes)
+    given = zip(window.sizes, window.strides, sizes[missing:], strict=True)
+    strides = [0 if extent == 1 != wanted else stride for extent, stride, wanted in given]
+    return replace(window, sizes=tuple(sizes), strides=(*[0] * missing, *strides))
+
+
+def _as_bias(window: Window, columns: Size) -> Window | None:
     """The row vector that is added to every row, if that is what is added."""
+    if not window.sizes or window.sizes[-1] != columns:
+        return None
     if len(window.sizes) == 1:
         return window
     if len(window.sizes) == 2 and (window.strides[0] == 0 or window.sizes[0] == 1):

@@ -227,15 +227,18 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
 def addmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     """As ``aten.addmm`` and ``aten.baddbmm`` where libraries do not add such a tensor; else NotImplemented.
 
-    They add a matrix as large as the product, times any factor, or a row as it is. Sizes are compared as
-    texts: a comparison of dynamic ones would be a condition on them.
+    They add a matrix as large as the product, times any factor, or a row as it is, and no integers, whose
+    factors eager cuts to integers. Sizes are compared as texts: a comparison of dynamic ones would be a
+    condition on them.
     """
     rows, columns = a.size(-2), b.size(-1)
     shape, whole = list(map(str, added.shape)), list(map(str, (*a.shape[:-2], rows, columns)))
     is_row = a.dim() == 2 and beta == 1 and shape in ([str(columns)], ["1", str(columns)])
     is_whole = shape == whole and ("0" not in map(str, added.stride()) or "1" in whole)
-    if beta == 0 or is_row or is_whole or not a.is_floating_point():
+    if a.is_floating_point() and (beta == 0 or is_row or is_whole):
         return NotImplemented
+    if not a.is_floating_point():
+        alpha, beta = int(alpha), int(beta)
     product = torch.matmul(a, b)
     product = product if alpha == 1 else product * alpha
     added = added if beta == 1 else added * beta
@@ -244,6 +247,8 @@ def addmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float 
 
 def addbmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """As ``aten.addbmm``: a batch of products, summed."""
+    if not a.is_floating_point():
+        alpha, beta = int(alpha), int(beta)
     return torch.bmm(a, b).sum(0) * alpha + added * beta
 
 

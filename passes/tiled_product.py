@@ -2,7 +2,7 @@
 
 The operands may be strided in any way and the sizes be known at run time only; bias, the sum with a third
 matrix and an activation are applied to the sums before they are rounded. Products of integers, which cuBLASLt
-does not make, are always made here.
+does not make, and of operands that lie as it does not take them, are always made here.
 """
 
 from __future__ import annotations
@@ -87,8 +87,36 @@ def activated(activation: str, name: str) -> str:
 
 
 def must_be_tiled(call: Call) -> bool:
-    """Whether no library makes the product: of integers."""
-    return call.function == "matmul" and not call.out.dtype.is_floating
+    """Whether no library makes the product: of integers, or of what does not lie as cuBLASLt wants it."""
+    return call.function == "matmul" and not (call.out.dtype.is_floating and _lies_well(call))
+
+
+def _lies_well(call: Call) -> bool:
+    """Whether rows or columns are dense, those of what is added as those of the result; see `cuda.matrix`."""
+    given = dict(call.attributes)
+    a, b, *rest = call.reads
+    order = _is_row_major(call.out)
+    if None in (order, _is_row_major(a), _is_row_major(b)):
+        return False
+    if given["has_bias"]:
+        bias = rest.pop(0)
+        if not order or bias.sizes != call.out.sizes[-1:] or bias.strides != (1,):
+            return False
+    return not given["has_c"] or (rest[0].sizes == call.out.sizes and _is_row_major(rest[0]) == order)
+
+
+def _is_row_major(window: Window) -> bool | None:
+    """None where neither rows nor columns are dense; a dynamic distance between them is taken for enough."""
+    (rows, columns), (row, column) = window.sizes[-2:], window.strides[-2:]
+    if (column == 1 or columns == 1) and (rows == 1 or _is_distance(row, columns)):
+        return True
+    if (row == 1 or rows == 1) and (columns == 1 or _is_distance(column, rows)):
+        return False
+    return None
+
+
+def _is_distance(stride: Size, extent: Size) -> bool:
+    return stride >= extent if isinstance(stride, int) and isinstance(extent, int) else stride != 0
 
 
 def is_possible(call: Call) -> bool:
@@ -140,7 +168,7 @@ def _strides(name: str, window: Window | None, axes: str) -> dict[str, Size]:
     """Strides of the item and the two axes; an operand without items, or none at all, stays where it is."""
     if window is None:
         return {f"{name}_item": 0, **{f"{name}_{axis}": 0 for axis in axes}}
-    item = window.strides[0] if len(window.sizes) == 3 else 0
+    item = window.strides[0] if len(window.sizes) == 3 and window.sizes[0] != 1 else 0
     pairs = zip(axes, window.strides[-2:], window.sizes[-2:], strict=True)
     return {
         f"{name}_item": item,

@@ -93,6 +93,41 @@ def test_grouped_products(dtype: torch.dtype, rows: int, ends: list[int]) -> Non
     check(product, rand(rows, 64) / 8, rand(4, 48, 64), torch.tensor(ends, dtype=torch.int32))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64], ids=str)
+def test_products_with_what_is_added(dtype: torch.dtype) -> None:
+    """Of every shape that fits, and lying in any way; libraries take rows and matrices like the result alone."""
+    shapes = [(), (1,), (3,), (2, 1), (1, 3), (2, 3)]
+
+    def add(a: torch.Tensor, b: torch.Tensor, wide: torch.Tensor, *added: torch.Tensor) -> list[torch.Tensor]:
+        factors = {"alpha": 2.7, "beta": 3.2}
+        return [
+            *(c + a @ b for c in added),
+            *(torch.addmm(c, a, b, **factors) for c in added),
+            torch.addmm(wide[0, ::2], a, b),
+            torch.addmm(wide[:3, :2].T, a, b, **factors),
+            F.linear(a, b.T.contiguous(), added[1].expand(3)),
+            torch.baddbmm(wide[:3, :2].T.expand(4, 2, 3), a.expand(4, 2, 5), b.expand(4, 5, 3), **factors),
+            torch.addbmm(added[0], a.expand(4, 2, 5), b.expand(4, 5, 3), **factors),
+        ]
+
+    given = [(rand(1, *shape)[0] * 4).to(dtype) for shape in ((2, 5), (5, 3), (6, 6), *shapes)]
+    check(add, *given)
+
+
+def test_small_things() -> None:
+    def compute(scalar: torch.Tensor, row: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            *scalar.kthvalue(1),
+            *scalar.median(-1),
+            torch.view_as_real(torch.complex(row, scalar)),
+            torch.masked_select(scalar, scalar > -9),
+            torch.special.i0(row),
+            torch.special.bessel_j1(row * 20),
+        ]
+
+    check(compute, torch.tensor(0.7), rand(7))
+
+
 IMAGE = rand(2, 3, 9, 13)
 MODES: list[dict[str, Any]] = [
     {"mode": "nearest", "size": (4, 20)},
