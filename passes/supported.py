@@ -36,7 +36,7 @@ def _on_cuda(operator: str) -> str | None:
     from .inductor.lowering import has_cuda_lowering
 
     if torch.Tag.nondeterministic_seeded in overload.tags and not is_composite(overload):
-        return "it draws random numbers of a distribution that has no rule here: make them an input of the model"
+        return "it draws random numbers that have no rule here: make them an input of the model"
     if _factorises(operator):
         return "it factorises a matrix, which has no kernel here"
     if has_cuda_lowering(overload) or is_composite(overload):
