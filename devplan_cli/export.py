@@ -179,6 +179,16 @@ def export(
             panel=_CODE,
         ),
     ] = None,
+    library_workspace: Annotated[
+        Text,
+        _option(
+            "--library-workspace",
+            metavar="SIZE",
+            help="Most memory reserved for one call of a library, which chooses its algorithm within it.  "
+            "[default: 4MiB for a product, 8MiB for a convolution]",
+            panel=_CODE,
+        ),
+    ] = None,
     tuning: Annotated[
         Text,
         _option(
@@ -259,6 +269,7 @@ def export(
         "export.weights": weights,
         "export.weights-file": weights_file or None,
         "export.library-calls": library_calls,
+        "export.library-workspace": library_workspace,
         "export.tuning": tuning,
         "export.allow-host-ops": allow_host_ops,
         "export.allow-tf32": allow_tf32,

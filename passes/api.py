@@ -100,9 +100,9 @@ def export(
             their own, by the name of a `Dim`, ``INPUT:NUMBER`` or ``METHOD.DIMENSION``.
         progress: told (stage, fraction from 0 to 1, detail).
         options: the command's options with underscores: ``device``, ``dtype``, ``arch``,
-            ``device_planning``, ``planning_effort``, ``reorder``, ``library_calls``, ``tuning``,
-            ``allow_host_ops``, ``allow_tf32``, ``memory_budget`` (bytes or ``"2GiB"``), ``weights``,
-            ``weights_file``, ``jobs``.
+            ``device_planning``, ``planning_effort``, ``reorder``, ``library_calls``, ``library_workspace``,
+            ``tuning``, ``allow_host_ops``, ``allow_tf32``, ``memory_budget`` (bytes or ``"2GiB"``),
+            ``weights``, ``weights_file``, ``jobs``.
 
     Raises:
         UsageError: an argument does not follow the convention, or options contradict each other.

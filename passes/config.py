@@ -250,6 +250,7 @@ def _config(layers: _Layers) -> Config:
         allow_host_ops=v["export.allow-host-ops"],
         allow_tf32=v["export.allow-tf32"],
         library_calls=v["export.library-calls"],
+        library_workspace=v["export.library-workspace"],
         tuning=Path(v["export.tuning"]) if v["export.tuning"] else None,
         device_planning=v["plan.device-planning"],
         planning_effort=v["plan.effort"],

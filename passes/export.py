@@ -150,7 +150,7 @@ def _lower(
     progress: Progress,
 ) -> list[LoweredMethod]:
     target = lowest(options.architectures)
-    how = Lowering(target, options.allow_tf32, options.library_calls, tuning.final)
+    how = Lowering(target, options.allow_tf32, options.library_calls, tuning.final, options.library_workspace)
     lowered: list[LoweredMethod] = []
     for index, (method, graph) in enumerate(zip(methods, placed, strict=True)):
 

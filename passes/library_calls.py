@@ -11,22 +11,12 @@ from ..runtime.expr import Size
 from ..runtime.program import Argument, Attributes, SourceLocation
 from .tape import ExternCall, Window
 
-MATMUL_WORKSPACE = 4 << 20
-"""Bytes offered to cuBLASLt for one product: enough for split-K of small products; the planner lets the
-workspace share its space with dead activations."""
-
-CONVOLUTION_WORKSPACE = 8 << 20
-"""Bytes offered to cuDNN for one convolution; its engines that want more are left out."""
-
 
 class Call:
     """A library call before its windows have become values."""
 
-    def __init__(
-        self, function: str, reads: Sequence[Window], out: Window, attributes: Attributes, workspace: int
-    ) -> None:
-        self.function, self.reads, self.out = function, tuple(reads), out
-        self.attributes, self.workspace = attributes, workspace
+    def __init__(self, function: str, reads: Sequence[Window], out: Window, attributes: Attributes) -> None:
+        self.function, self.reads, self.out, self.attributes = function, tuple(reads), out, attributes
 
 
 def to_library_calls(extern: ExternCall, *, allow_tf32: bool) -> list[Call]:
@@ -74,7 +64,7 @@ def _matmul(
         "beta": float(beta),
         "allow_tf32": allow_tf32,
     }
-    return Call("matmul", reads, out, tuple(attributes.items()), MATMUL_WORKSPACE)
+    return Call("matmul", reads, out, tuple(attributes.items()))
 
 
 def _mm(extern: ExternCall, allow_tf32: bool) -> list[Call]:
@@ -145,7 +135,7 @@ def _convolution(extern: ExternCall, allow_tf32: bool) -> list[Call]:
         "allow_tf32": allow_tf32,
     }
     reads = (x, weight) if bias is None else (x, weight, bias)
-    return [Call("convolution", reads, extern.outs[0], tuple(attributes.items()), CONVOLUTION_WORKSPACE)]
+    return [Call("convolution", reads, extern.outs[0], tuple(attributes.items()))]
 
 
 def _fused_convolution(extern: ExternCall, allow_tf32: bool) -> list[Call]:
@@ -163,7 +153,7 @@ def _fused_convolution(extern: ExternCall, allow_tf32: bool) -> list[Call]:
         "allow_tf32": allow_tf32,
     }
     reads = [window for window in (x, weight, bias, added) if window is not None]
-    return [Call("convolution", reads, extern.outs[0], tuple(attributes.items()), CONVOLUTION_WORKSPACE)]
+    return [Call("convolution", reads, extern.outs[0], tuple(attributes.items()))]
 
 
 def _convolution_operands(extern: ExternCall) -> list[Any]:

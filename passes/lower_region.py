@@ -41,6 +41,7 @@ from .compile_kernels import canonical
 from .library_calls import Call, to_library_calls, unsupported
 from .tape import READY, Alias, Allocate, ExternCall, KernelCall, KernelSpec, OwnLaunch, Tape, Window
 from .targets import Target
+from .workspaces import workspace_of
 
 _OWN_KERNELS: dict[str, Callable[[ExternCall], Sequence[Allocate | OwnLaunch]]] = {
     attention.OPERATOR: split_attention.to_steps,
@@ -75,6 +76,8 @@ class Lowering:
     """Whether products and convolutions go to cuBLASLt and cuDNN."""
     rename: Callable[[KernelSpec], KernelSpec] = canonical
     """Gives a kernel its final form and name."""
+    library_workspace: int | None = None
+    """Most bytes reserved for one library call; None takes the limits of `workspaces`."""
 
 
 @dataclass
@@ -256,10 +259,10 @@ class TapeLowering:
         return replace(spec, source=spec.source.replace(f"{READY}\n", ""))
 
     def _library_call(self, call: Call, origin: SourceLocation) -> None:
-        workspace = ""
-        if call.workspace:
+        workspace, nbytes = "", workspace_of(call, self._how.library_workspace)
+        if nbytes:
             storage = self._builder.add_storage(
-                f"r{self._region}_workspace", self._device, call.workspace, Role.WORKSPACE, origin=origin
+                f"r{self._region}_workspace", self._device, nbytes, Role.WORKSPACE, origin=origin
             )
             shape = (storage.nbytes,)
             workspace = self._builder.add_value(storage.name, storage.name, DType.UINT8, shape, (1,)).name

@@ -57,6 +57,8 @@ class ExportOptions:
     allow_host_ops: bool = False
     allow_tf32: bool = False
     library_calls: bool = True
+    library_workspace: int | None = None
+    """Most bytes reserved for one library call; None takes the limits of `workspaces`."""
     tuning: Path | None = None
     """A file of `devplan tune`: kernels are compiled as it says, library algorithms are embedded."""
     device_planning: bool = True

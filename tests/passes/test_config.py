@@ -35,6 +35,7 @@ weights-file = ["w.safetensors"]
 allow-host-ops = true
 allow_tf32 = true
 library-calls = false
+library-workspace = "1MiB"
 tuning = "h200.json"
 jobs = 2
 check = true
@@ -129,6 +130,7 @@ def test_one_file_can_say_everything(write) -> None:
         allow_host_ops=True,
         allow_tf32=True,
         library_calls=False,
+        library_workspace=1 << 20,
         tuning=Path("h200.json"),
         planning_effort="max",
         reorder=False,
@@ -155,7 +157,7 @@ def test_flags_win_over_the_file_and_each_value_knows_its_origin(write) -> None:
     config = load_config(file, {"export.dtype": "bfloat16", "export.jobs": None})
     assert config.options.dtype == "bfloat16"
     assert config.origins["export.dtype"] == "--dtype"
-    assert config.origins["export.jobs"] == f"{file}:15"
+    assert config.origins["export.jobs"] == f"{file}:16"
     assert config.origins["export.device"] == f"{file}:5"
     assert config.origins["io.1"] == f"{file}:32"
     assert config.origins["buckets.0"] == f"{file}:38"
