@@ -159,8 +159,8 @@ def test_flags_win_over_the_file_and_each_value_knows_its_origin(write) -> None:
     assert config.origins["export.dtype"] == "--dtype"
     assert config.origins["export.jobs"] == f"{file}:16"
     assert config.origins["export.device"] == f"{file}:5"
-    assert config.origins["io.1"] == f"{file}:32"
-    assert config.origins["buckets.0"] == f"{file}:38"
+    assert config.origins["io.1"] == f"{file}:33"
+    assert config.origins["buckets.0"] == f"{file}:39"
 
 
 def test_the_last_io_rule_is_the_flag(write) -> None:
