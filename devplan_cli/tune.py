@@ -51,7 +51,10 @@ def tune(
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
 ) -> int:
-    """Measure library algorithms and kernels' configurations on this GPU, for `run` and `export`."""
+    """Measure library algorithms and kernels' configurations on this GPU, for `run` and `export`.
+
+    All methods, at their bounds and buckets, unless a method, inputs or shapes are given.
+    """
     from .tune_job import Wanted, run_tuning
 
     shapes, files = tuple(shape or ()), tuple(weights or ())

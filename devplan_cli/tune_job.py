@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,8 +41,6 @@ class Wanted:
 
 def run_tuning(wanted: Wanted, output: Output) -> int:
     """Measure, write the file and print; 0."""
-    from ..runtime.tune import tune
-
     path = wanted.output or Path(f"{wanted.artifact.stem}.tuning.json")
     check_targets(path)
     with load_program(
@@ -52,16 +50,7 @@ def run_tuning(wanted: Wanted, output: Output) -> int:
         allow_torch_ops=wanted.allow_torch_ops,
         weights=wanted.weights,
     ) as program:
-        method = program.method(choose_method(wanted.method, list(program.methods)))
-        inputs, _ = gather_inputs(method.description, (), wanted.inputs, wanted.shapes, wanted.seed)
-        method.run(to_places(program, method.description, inputs))
-        tuning, calls = tune(program, method)
-        kernels: list[Finding] = []
-        if wanted.kernels and (missing := _missing_compilers()):
-            are = "is" if len(missing) == 1 else "are"
-            output.say(f"kernels are not measured: {' and '.join(missing)} {are} not installed")
-        elif wanted.kernels:
-            tuning, kernels = _with_kernels(tuning, program, method, wanted.jobs, output)
+        tuning, calls, kernels = _measured(program, wanted, output)
     tuning.save(path)
     output.document(
         {
@@ -84,12 +73,59 @@ def run_tuning(wanted: Wanted, output: Output) -> int:
     return 0
 
 
+def _measured(
+    program: LoadedProgram, wanted: Wanted, output: Output
+) -> tuple[Tuning, list[Finding], list[Finding]]:
+    """What is best of all methods and sizes, the library calls, and the kernels."""
+    from ..runtime.tune import tune
+
+    missing = _missing_compilers() if wanted.kernels else []
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        output.say(f"kernels are not measured: {' and '.join(missing)} {are} not installed")
+    whole: Tuning | None = None
+    calls: dict[str, Finding] = {}
+    kernels: dict[str, Finding] = {}
+    for method, inputs in _targets(program, wanted):
+        method.run(to_places(program, method.description, inputs))
+        tuning, found = tune(program, method, calls)
+        calls |= {finding.key: finding for finding in found}
+        if wanted.kernels and not missing:
+            tuning, found = _with_kernels(tuning, program, method, wanted.jobs, output, kernels)
+            kernels |= {finding.key: finding for finding in found}
+        whole = tuning if whole is None else whole.joined(tuning)
+    assert whole is not None
+    return whole, list(calls.values()), list(kernels.values())
+
+
+def _targets(program: LoadedProgram, wanted: Wanted) -> Iterator[tuple[LoadedMethod, dict[str, Any]]]:
+    """The methods to call, each at its bound and at its buckets' sizes, unless inputs or shapes are given."""
+    is_given = wanted.inputs is not None or bool(wanted.shapes)
+    names = list(program.methods)
+    if wanted.method is not None or is_given:
+        names = [choose_method(wanted.method, names)]
+    for name in names:
+        method = program.method(name)
+        buckets = [b for plan in program.planned.plan.methods if plan.method == name for b in plan.buckets]
+        given = gather_inputs(method.description, (), wanted.inputs, wanted.shapes, wanted.seed)
+        yield method, given[0]
+        symbols = [symbol.name for symbol in method.description.symbols]
+        for bucket in () if is_given else buckets:
+            sizes = dict(zip(symbols, bucket.sizes, strict=True))
+            yield method, gather_inputs(method.description, seed=wanted.seed, sizes=sizes)[0]
+
+
 def _missing_compilers() -> list[str]:
     return [name for name in ("torch", "triton") if find_spec(name) is None]
 
 
 def _with_kernels(
-    tuning: Tuning, program: LoadedProgram, method: LoadedMethod, jobs: int, output: Output
+    tuning: Tuning,
+    program: LoadedProgram,
+    method: LoadedMethod,
+    jobs: int,
+    output: Output,
+    known: Container[str],
 ) -> tuple[Tuning, list[Finding]]:
     """The tuning with configurations of kernels, too."""
     from importlib.metadata import version
@@ -97,9 +133,9 @@ def _with_kernels(
     from ..passes.tune_kernels import tune_kernels
 
     def report(done: int, total: int) -> None:
-        output.say(f"measured {done} of {count(total, 'kernel')}")
+        output.say(f"measured {done} of {count(total, 'kernel')} of `{method.name}`")
 
-    kernels, findings = tune_kernels(program, method, jobs, report)
+    kernels, findings = tune_kernels(program, method, jobs, report, known)
     return replace(tuning, triton=version("triton"), kernels=kernels), findings
 
 

@@ -8,7 +8,7 @@ they read is overwritten by then, and so are those whose programs wait for each 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -56,24 +56,26 @@ def tune_kernels(
     method: LoadedMethod,
     jobs: int = 0,
     report: Report = lambda done, total: None,
+    known: Container[str] = (),
 ) -> tuple[dict[str, dict[str, int]], list[Finding]]:
     """The best configurations by key, and what was measured. The method must have been called before.
 
     The arena's contents are overwritten; state is not. ``report`` is told how many kernels are done and how
-    many there are.
+    many there are. Kernels whose key is ``known`` are passed over.
     """
     bound = method.bound
     assert bound is not None
     chosen: dict[str, dict[str, int]] = {}
     findings: list[Finding] = []
-    cases = list(_cases(program, method, bound))
+    cases = [case for case in _cases(program, method, bound) if key_of(case.kernel) not in known]
     for done, case in enumerate(cases):
         report(done, len(cases))
         finding, best = _measure(case, bound.operands, bound.bindings, jobs)
         findings.append(finding)
         if best is not None:
             chosen[finding.key] = dict(best)
-    report(len(cases), len(cases))
+    if cases:
+        report(len(cases), len(cases))
     return chosen, findings
 
 

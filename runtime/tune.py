@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -48,6 +48,15 @@ class Tuning:
     """The version that compiled the kernels."""
     kernels: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
     """Blocks, warps and stages of kernels by key, for exports."""
+
+    def joined(self, other: Tuning) -> Tuning:
+        """This, and what another found on the same GPU."""
+        return replace(
+            self,
+            versions={**self.versions, **other.versions},
+            algorithms={**self.algorithms, **other.algorithms},
+            kernels={**self.kernels, **other.kernels},
+        )
 
     def save(self, path: Path) -> None:
         """Write the file, in one step."""
@@ -179,10 +188,13 @@ def _algorithms(tuning: LibraryTuning) -> str:
     return f"{number} library algorithm{'' if number == 1 else 's'}"
 
 
-def tune(program: LoadedProgram, method: LoadedMethod) -> tuple[Tuning, list[Finding]]:
+def tune(
+    program: LoadedProgram, method: LoadedMethod, known: Container[str] = ()
+) -> tuple[Tuning, list[Finding]]:
     """Measure every algorithm of every distinct product and convolution of a method that was called before.
 
-    The arena's contents are overwritten; state is not (a call that writes state is left out).
+    They are measured at the sizes of its last call; calls whose key is ``known`` are passed over. The arena's
+    contents are overwritten; state is not (a call that writes state is left out).
 
     Raises:
         DeviceError: the program runs on no GPU.
@@ -206,7 +218,7 @@ def tune(program: LoadedProgram, method: LoadedMethod) -> tuple[Tuning, list[Fin
             library = backend.library(TUNED[call.function])
             versions[TUNED[call.function]] = library.version
             key = library.key(call, bound.operands)
-            if key and key not in findings:
+            if key and key not in findings and key not in known:
                 findings[key] = _measure(backend, call, bound.operands, key)
     chosen = {found.key: found.best for found in findings.values() if found.best is not None}
     gpu = next(iter(gpus.values()))

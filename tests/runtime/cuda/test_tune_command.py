@@ -14,7 +14,7 @@ from devplan.devplan_cli.tune_job import Wanted, run_tuning
 from devplan.runtime.artifact import write
 from devplan.runtime.cuda import backend as cuda_backend
 from devplan.runtime.cuda import warm
-from devplan.runtime.program import Kernel, KernelCode, KernelParameter
+from devplan.runtime.program import Kernel, KernelCode, KernelParameter, Launch, LibraryTuning
 from devplan.runtime.tune import Tuning
 
 pytest.importorskip("torch")
@@ -54,17 +54,29 @@ def artifact(program: Any, tmp_path: Path, cu: Any, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(cuda_backend.CudaBackend, "timeline", timeline)
     monkeypatch.setattr(tune_kernels, "compile_candidates", candidates)
-    name, method = "row_product_1a2b3c4d", program.method()
-    x = method.input("x")
-    y = method.tensor("y")
-    method.launch(name, [x], [y])
+    add(program.method(), "row_product_1a2b3c4d")
+    return written(program, tmp_path)
+
+
+def add(method: Any, *kernels: str, shape: Any = (4,)) -> None:
+    """Launches of kernels, one after the other."""
+    y = method.input("x", shape)
+    for kernel in kernels:
+        x, y = y, method.tensor(f"of_{kernel}", shape)
+        method.launch(kernel, [x], [y])
     method.output("out", y)
-    planned = program.planned()
-    source = f"@triton.jit\ndef {name}(x, y):\n    tl.store(y, tl.load(x))\n"
+
+
+def written(program: Any, folder: Path, **plan: Any) -> Path:
+    planned = program.planned(**plan)
+    launches = [item for method in planned.program.methods for item in method.instructions]
     parameters = (KernelParameter("x", "*fp32"), KernelParameter("y", "*fp32"))
-    kernel = compiled(Kernel(name, parameters, (), source, num_warps=4))
-    made = replace(planned.program, kernels=(kernel,), architectures=("sm_90",))
-    return write(tmp_path / "model.pte", replace(planned, program=made), program.bytes).path
+    kernels = [
+        compiled(Kernel(name, parameters, (), f"@triton.jit\ndef {name}(x, y):\n    {name}\n", num_warps=4))
+        for name in dict.fromkeys(item.kernel for item in launches if isinstance(item, Launch))
+    ]
+    made = replace(planned.program, kernels=tuple(kernels), architectures=("sm_90",))
+    return write(folder / "model.pte", replace(planned, program=made), program.bytes).path
 
 
 def wanted(artifact: Path, **changed: Any) -> Wanted:
@@ -83,7 +95,7 @@ def test_the_best_configuration_is_written_for_exports(artifact: Path, capsys: A
     assert (
         "0 library algorithms for `run` and `export --tuning`, 1 configuration for `export --tuning`" in err
     )
-    assert "measured 1 of 1 kernel" in err
+    assert "measured 1 of 1 kernel of `forward`" in err
 
 
 def test_the_document_has_all_that_was_measured(artifact: Path, capsys: Any) -> None:
@@ -108,3 +120,48 @@ def test_without_a_compiler_a_line_says_so(
     monkeypatch.setattr(tune_job, "find_spec", lambda name: None)
     assert run_tuning(wanted(artifact), Output(False, False, False)) == 0
     assert "kernels are not measured: torch and triton are not installed" in capsys.readouterr().err
+
+
+def test_all_methods_are_measured_each_kernel_once(
+    artifact: Path, program: Any, tmp_path: Path, capsys: Any
+) -> None:
+    add(program.method("other"), "row_product_1a2b3c4d", "attention_2b3c4d5e")
+    path = written(program, tmp_path)
+    assert run_tuning(wanted(path), Output(False, False, False)) == 0
+    stems = [key.split()[0] for key in Tuning.read(tmp_path / "gpu.json").kernels]
+    assert sorted(stems) == ["attention", "row_product"]
+    err = capsys.readouterr().err
+    assert "measured 1 of 1 kernel of `forward`" in err and "measured 1 of 1 kernel of `other`" in err
+    assert run_tuning(wanted(path, method="forward"), Output(False, True, False)) == 0
+    assert len(Tuning.read(tmp_path / "gpu.json").kernels) == 1
+
+
+def test_library_calls_are_measured_at_the_bound_and_at_each_bucket(
+    artifact: Path, program: Any, symbolic: Any, tmp_path: Path, lt: Any, capsys: Any, monkeypatch: Any
+) -> None:
+    program.methods.clear()
+    method = program.method()
+    rows = symbolic(method, "s", 1, 8, "x", 0)
+    x = method.input("x", (rows, 4))
+    square = method.view("square", x, (4, rows), (1, 4))
+    method.tensor("y", (rows, rows))
+    method.call("matmul", [x, square], ["y"])
+    method.output("out", "y")
+    path = written(program, tmp_path, buckets=[(2,), (4,)])
+    monkeypatch.setattr(cuda_backend.CudaBackend, "timeline", second_is_best)
+    assert run_tuning(wanted(path), Output(True, False, False)) == 0
+    calls = json.loads(capsys.readouterr().out)["calls"]
+    assert [call["key"].split()[1] for call in calls] == ["1x8x8x4", "1x2x2x4", "1x4x4x4"]
+    tuning = Tuning.read(tmp_path / "gpu.json")
+    assert list(tuning.algorithms.values()) == [1, 1, 1] and tuning.versions == {"cublaslt": 130100}
+    assert tuning.libraries == LibraryTuning(
+        "Fake GPU", "sm_90", (("cublaslt", 130100),), tuple(sorted(tuning.algorithms.items()))
+    )
+    assert run_tuning(wanted(path, shapes=("x=4x4",)), Output(True, False, False)) == 0
+    (call,) = json.loads(capsys.readouterr().out)["calls"]
+    assert call["key"].split()[1] == "1x4x4x4"
+
+
+def second_is_best(self: Any, groups: Any, repeat: int, before: Any = None) -> list[list[float]]:
+    """Of the library's choice and its algorithms, the second algorithm."""
+    return [[1.0 if place == 2 else 2.0 for place in range(len(groups))]] * repeat
