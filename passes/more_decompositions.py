@@ -29,9 +29,14 @@ def _range(flat: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(is_single, low - 1, low), torch.where(is_single, high + 1, high)
 
 
-def adaptive_avg_pool3d(x: Tensor, output_size: Sequence[int]) -> Tensor:
+def adaptive_avg_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
     """As ``aten._adaptive_avg_pool3d``: means of windows, one dimension after the other."""
-    for dim, extent in zip((-3, -2, -1), output_size, strict=True):
+    wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    return _means(x.to(wide), output_size).to(x.dtype)
+
+
+def _means(x: Tensor, output_size: Sequence[int]) -> Tensor:
+    for dim, extent in zip(range(-len(output_size), 0), output_size, strict=True):
         at = torch.arange(x.size(dim), device=x.device)[None, :]
         cell = torch.arange(extent, device=x.device)[:, None]
         begin, end = cell * x.size(dim) // extent, -((cell + 1) * -x.size(dim) // extent)
@@ -145,6 +150,19 @@ def embedding_bag(
         output = torch.mm(share, rows)
         output = output / counts.clamp(min=1)[:, None] if mode == 1 else output
     return output, bag, counts, torch.zeros_like(counts)
+
+
+def index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """As ``aten.index_reduce``: whole slices go where the index says."""
+    if x.dim() == 0:
+        given = (index.reshape(1), source.reshape(1), reduce)
+        return index_reduce(x.reshape(1), 0, *given, include_self=include_self).reshape(())
+    along = [1] * x.dim()
+    along[dim] = -1
+    places = index.view(along).expand(source.shape)
+    return scatter_reduce(x, dim, places, source, reduce, include_self=include_self)
 
 
 def scatter_reduce(
@@ -274,13 +292,15 @@ def resize_antialiased(
     x: Tensor, output_size: Sequence[int], align_corners: bool, scales: Sequence[float | None], reach: int
 ) -> Tensor:
     """Separable resampling; the filter (reach 1: triangle, 2: cubic) spans a result's source pixels."""
-    for dim, extent, scale in zip((-2, -1), output_size, scales, strict=True):
+    for dim, extent, given in zip((-2, -1), output_size, scales, strict=True):
+        scale = 1 / given if given else x.size(dim) / extent
+        if align_corners:
+            scale = (x.size(dim) - 1) / (extent - 1) if extent > 1 else 0.0
         x = _resample(x, dim, extent, scale, reach)
     return x
 
 
-def _resample(x: Tensor, dim: int, extent: int, given: float | None, reach: int) -> Tensor:
-    scale = 1 / given if given else x.size(dim) / extent
+def _resample(x: Tensor, dim: int, extent: int, scale: float, reach: int) -> Tensor:
     stretch = max(scale, 1.0)
     centre = (torch.arange(extent, device=x.device) + 0.5) * scale
     distance = (torch.arange(x.size(dim), device=x.device)[None, :] + 0.5 - centre[:, None]).abs() / stretch

@@ -1,4 +1,4 @@
-"""Average pools with large windows, one dimension after the other.
+"""Pools with large windows, one dimension after the other.
 
 Inductor leaves windows of more than 25 elements that overlap or leave gaps to a library that is not there.
 It reads all of a window that is larger than the tensor, of ``AvgPool2d(1280, ceil_mode=True)`` say.
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .more_decompositions import adaptive_avg_pool
 
 SMALL_WINDOW = 25
 """Elements of a window that Inductor sums without a loop."""
@@ -48,6 +50,34 @@ def average(dims: int) -> Callable[..., Any]:
         return (total / (divisor_override or count)).to(x.dtype)
 
     return pool
+
+
+def adaptive_average(x: Tensor, output_size: Sequence[int]) -> Any:
+    """``aten._adaptive_avg_pool2d``; NotImplemented for windows that Inductor does well, and dynamic ones."""
+    extents = list(zip(x.shape[-2:], output_size, strict=True))
+    if any(isinstance(given, torch.SymInt) or not wanted for given, wanted in extents):
+        return NotImplemented
+    windows = [-(-(given + wanted - 1) // wanted) for given, wanted in extents]
+    if math.prod(windows) <= SMALL_WINDOW or all(given % wanted == 0 for given, wanted in extents):
+        return NotImplemented
+    return adaptive_avg_pool(x, output_size)
+
+
+def adaptive_maximum(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """``aten.adaptive_max_pool3d``: the largest of windows with places, one dimension after the other."""
+    inner = x.shape[-len(output_size) :]
+    places = torch.arange(math.prod(inner), device=x.device).reshape(inner).expand(x.shape)
+    for dim, wanted in zip(range(-1, -len(output_size) - 1, -1), reversed(output_size), strict=True):
+        given = x.size(dim)
+        cell = torch.arange(wanted, device=x.device)[:, None]
+        longest = max(-(-(i + 1) * given // wanted) - i * given // wanted for i in range(wanted))
+        at = cell * given // wanted + torch.arange(longest, device=x.device)
+        at = torch.minimum(at, -((cell + 1) * -given // wanted) - 1)
+        rows, found = x.movedim(dim, -1)[..., at], places.movedim(dim, -1)[..., at]
+        best = rows.argmax(-1, keepdim=True)
+        x = rows.gather(-1, best).squeeze(-1).movedim(-1, dim)
+        places = found.gather(-1, best).squeeze(-1).movedim(-1, dim)
+    return x, places
 
 
 def _for_each(given: Sequence[int], dims: int) -> list[int]:

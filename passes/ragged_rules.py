@@ -74,7 +74,7 @@ def finds(node: torch.fx.Node) -> torch.fx.Node | None:
         masks = [i for i in args[1] if isinstance(i, torch.fx.Node) and i.meta["val"].dtype == torch.bool]
         return masks[0] if masks else None
     found: torch.fx.Node | None = None
-    if name in ("aten.nonzero.default", "aten.nonzero_numpy.default") or (
+    if name in ("aten.nonzero.default", "aten.argwhere.default", "aten.nonzero_numpy.default") or (
         name == "aten.where.default" and len(args) == 1
     ):
         found = args[0]
@@ -521,6 +521,7 @@ def _repeat_interleave(call: Call) -> Any:
 
 _RULES: dict[str, Callable[[Call], Any]] = {
     "nonzero": _nonzero,
+    "argwhere": _nonzero,
     "nonzero_numpy": _where,
     "where": _where,
     "index": _index,

@@ -114,6 +114,12 @@ def _call(node: torch.fx.Node, known: set[str]) -> Node:
     if node.target is operator.getitem:
         index = node.args[1]
         assert isinstance(index, int)
+        if kind is None:
+            raise UnsupportedOperatorError(
+                f"operator `{node.all_input_nodes[0].target}` returns a list among its results",
+                why=str(origin),
+                hint="use operators that return tensors",
+            )
         return Node(node.name, NodeKind.ELEMENT, operands=operands, type=kind, origin=origin, index=index)
     name = str(node.target)
     is_view = name.startswith("aten.") and name.split(".")[1] in _VIEWS and _stays_in_place(node)

@@ -140,7 +140,29 @@ MODES: list[dict[str, Any]] = [
     {"mode": "bicubic", "size": (18, 26), "align_corners": True},
     {"mode": "bilinear", "size": (20, 5), "antialias": True},
     {"mode": "bicubic", "size": (20, 5), "antialias": True},
+    {"mode": "bilinear", "size": (4, 7), "antialias": True, "align_corners": True},
+    {"mode": "bicubic", "size": (1, 30), "antialias": True, "align_corners": True},
 ]
+
+
+def test_adaptive_pools_with_large_windows() -> None:
+    def pool(x: torch.Tensor, volume: torch.Tensor) -> list[torch.Tensor]:
+        means = [F.adaptive_avg_pool2d(x, size) for size in ((1, 2), (2, 3), 1)]
+        half = F.adaptive_avg_pool2d(x.half(), (1, 2)).float()
+        pairs = [
+            F.adaptive_max_pool3d(volume, size, return_indices=True) for size in (1, (2, 3, 4), (5, 1, 7))
+        ]
+        return [*means, half, *(tensor for pair in pairs for tensor in pair)]
+
+    check(pool, IMAGE, (rand(2, 6, 8, 9) * 2).round())  # equal elements: the first one's place counts
+
+
+@pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
+def test_index_reduce(reduce: str) -> None:
+    def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> list[torch.Tensor]:
+        return [x.index_reduce(1, index, source, reduce, include_self=itself) for itself in (True, False)]
+
+    check(put, rand(4, 5), torch.tensor([0, 2, 2]), rand(4, 3))
 
 
 def test_interpolate() -> None:

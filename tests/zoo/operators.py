@@ -30,6 +30,7 @@ from tests.zoo.operator_samples import DTYPES, Sample, measure, measure_operator
 OUTCOMES = {
     "right": "",
     "random": "type and shape alone",
+    "unbuilt": "eager refuses the sample",
     "refused": "exit code 3",
     "untraceable": "exit code 3, and `torch.export` refuses, too",
     "failed": "another exit code",
