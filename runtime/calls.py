@@ -22,6 +22,7 @@ from .inputs import (
     as_host_tensor,
     check_device_input,
     check_literal,
+    concrete,
     host_array,
     host_store,
 )
@@ -52,6 +53,12 @@ class Context:
     """Addresses for declared sizes."""
     before: Callable[[], None] | None = None
     """Runs before the inputs are stored (the emulator scrubs its arenas)."""
+    host_arenas: Sequence[tuple[int, int]] = ()
+    """First and one past the last address of each arena in host memory."""
+
+    def is_lent(self, address: int) -> bool:
+        """Whether a host address is in the program's own memory, which calls overwrite."""
+        return any(begin <= address < end for begin, end in self.host_arenas)
 
 
 @dataclass(frozen=True)
@@ -244,14 +251,16 @@ class Caller:
             return lambda value: check_literal(f"input `{port.name}`", port.literal, value)
         operand = operands[port.value]
         if self._storage(port).external:
-            return lambda given: check_device_input(port, given, operand)
+            return _nothing  # checked before anything was bound to it
         plain = self._plain_store(port, operand)
         if port.value not in ends:
             return plain
-        return moving_store(port, operand, ends[port.value], plain)
+        return moving_store(port, operand, ends[port.value], plain, self._context.is_lent)
 
     def _plain_store(self, port: Port, operand: Operand) -> Store:
-        return host_store(port, operand) if operand.device == CPU else self._upload(port, operand)
+        if operand.device != CPU:
+            return self._upload(port, operand)
+        return host_store(port, operand, self._context.is_lent)
 
     def _upload(self, port: Port, operand: Operand) -> Store:
         """An input that the plan keeps in an arena of the device (and state that is passed in)."""
@@ -307,6 +316,7 @@ class Caller:
     def _call_dynamic(self, args: Sequence[Any], borrow: bool) -> dict[str, Any]:
         given = self._look_at(args)
         bindings = self._symbols.bindings(given.shapes)
+        self._check_in_place(given, bindings)
         blocks: dict[str, OutputBlock] = {}
         try:
             for storage in self._external_outputs:
@@ -333,6 +343,15 @@ class Caller:
                 shapes[port.name] = as_host_tensor(value, f"input `{port.name}`")[0].shape
             values.append(looked)
         return Given(values, shapes, addresses)
+
+    def _check_in_place(self, given: Given, bindings: Mapping[str, int]) -> None:
+        """UsageError for the caller's memory that is not as the program has it, before anything is bound."""
+        for port, operand in zip(self.method.inputs, given.values, strict=True):
+            if port.value and self._storage(port).external:
+                value = self._values[port.value]
+                shape, strides = concrete(value.shape, bindings), concrete(value.strides, bindings)
+                wanted = Operand(operand.address, value.dtype, shape, strides, operand.device)
+                check_device_input(port, operand, wanted)
 
     def _in_place(self, port: Port, value: Any) -> Operand:
         """The caller's memory behind an input that is not copied."""
@@ -392,6 +411,10 @@ class Caller:
 def _cut(port: Port, fetch: Fetch, counts: Counts | None) -> Fetch:
     """Fetches what is real of an output on the host whose size depends on data; others as they are."""
     return fetch if counts is None or not port.count else lambda: counts.cut_host(port, fetch())
+
+
+def _nothing(given: Any) -> None:
+    """An input that is used where it is."""
 
 
 def _keep(tensor: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .dtypes import DType
-from .host import contiguous_strides
+from .host import Array, address_of, contiguous_strides
 
 CUDA, CPU_DEVICE, PINNED = 2, 1, 3
 _VERSION = (1, 1)
@@ -149,6 +149,18 @@ def export(description: Description, owner: object, max_version: tuple[int, int]
     address = ctypes.addressof(made)
     _alive[address] = (made, shape, strides, owner)
     return _new(address, name, _destructor)
+
+
+def export_host(raw: Array, dtype: DType, max_version: tuple[int, int] | None) -> Any:
+    """A capsule for a host array, whose elements are of ``dtype``; BufferError for what DLPack cannot say."""
+    is_read_only = not raw.flags.writeable
+    if is_read_only and (max_version is None or max_version[0] < 1):
+        raise BufferError("a read-only tensor needs a consumer of DLPack 1.0; copy it")
+    if any(step % dtype.itemsize for step in raw.strides):
+        raise BufferError("the strides are no multiples of the element size; copy it")
+    strides = tuple(step // dtype.itemsize for step in raw.strides)
+    described = Description(address_of(raw), dtype, raw.shape, strides, (CPU_DEVICE, 0), is_read_only)
+    return export(described, raw, max_version)
 
 
 def consume(capsule: Any) -> tuple[Description, Callable[[], None]]:

@@ -291,6 +291,7 @@ class LoadedProgram:
                 for bucket in plan.buckets
             },
             self._scrub(),
+            [(a.address, a.address + a.nbytes) for a in self._arenas.values() if a.device == CPU],
         )
 
     def _layout(self, method: Method, plan: MethodPlan) -> Layout:

@@ -157,6 +157,25 @@ class HostTensor:
             raise ValueError(f"an array of a {self.dtype} tensor's values is always a copy; `raw` is none")
         return self.float32() if dtype is None else self.float32().astype(dtype)
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's (device type, ordinal): the host."""
+        return 1, 0
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule: `torch.from_dlpack` takes the tensor in place. BufferError for what cannot be."""
+        from .dlpack import export_host
+
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise BufferError("a host tensor is not exported to another device")
+        return export_host(self.raw.copy() if copy else self.raw, self.dtype, max_version)
+
     def __repr__(self) -> str:
         return f"HostTensor({self.float32()!r}, dtype={self.dtype})"
 

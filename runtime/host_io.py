@@ -15,7 +15,7 @@ import numpy as np
 
 from .backend import Backend, Operand, Step
 from .host import Array, HostTensor, address_of, host_value, is_native, numpy_dtype
-from .inputs import Store, host_array
+from .inputs import IsLent, Store, host_array, refuse_lent
 from .outputs import host_fetch
 from .program import CPU, Copy, CopyKind, Instruction, Method, Port, Storage
 from .shared import Shared
@@ -138,7 +138,7 @@ def _is_whole(value: str, storage: Storage, copy: Copy, operands: Mapping[str, O
     )
 
 
-def moving_store(port: Port, operand: Operand, end: HostEnd, plain: Store) -> Store:
+def moving_store(port: Port, operand: Operand, end: HostEnd, plain: Store, is_lent: IsLent) -> Store:
     """Takes an input where it is if it is pinned and laid out as planned; else ``plain`` copies it."""
     label = f"input `{port.name}`"
     steps = tuple(stride * operand.dtype.itemsize for stride in operand.strides)
@@ -148,6 +148,7 @@ def moving_store(port: Port, operand: Operand, end: HostEnd, plain: Store) -> St
 
     def store(given: Any) -> None:
         array = host_array(given, label, operand.dtype, operand.shape)
+        refuse_lent(array, label, is_lent)
         address = address_of(array)
         if array.strides == steps and mover.is_pinned(address, nbytes) and end.move(address):
             held[:] = [array]  # until the next call: the transfer reads it

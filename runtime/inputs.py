@@ -14,7 +14,7 @@ from .dlpack import CPU_DEVICE, PINNED, consume
 from .dtypes import DType
 from .errors import UsageError
 from .expr import Expr, Size, evaluate
-from .host import Array, HostTensor, array_at, is_native, numpy_dtype
+from .host import Array, HostTensor, address_of, array_at, is_native, numpy_dtype
 from .program import Argument, Method, Port, Symbol
 
 _BY_ARRAY_TYPE = {numpy_dtype(dtype): dtype for dtype in DType if is_native(dtype)}
@@ -247,17 +247,36 @@ def concrete(sizes: Sequence[Size], bindings: Mapping[str, int]) -> tuple[int, .
 Store = Callable[[Any], None]
 
 
-def host_store(port: Port, operand: Operand) -> Store:
+IsLent = Callable[[int], bool]
+"""Whether a host address is in a program's own memory, which the next call writes to."""
+
+
+def refuse_lent(array: Array, label: str, is_lent: IsLent) -> None:
+    """UsageError for what was borrowed of the same program: arrays of that are read-only."""
+    if not array.flags.writeable and is_lent(address_of(array)):
+        why = "it lies in the memory that this call writes to"
+        raise UsageError(f"{label} is a borrowed output of this program", why=why, hint="pass a copy of it")
+
+
+def host_store(port: Port, operand: Operand, is_lent: IsLent) -> Store:
     """A function that checks one host input and copies it to its address. Hot: a call runs it per input."""
     view = array_at(operand.address, operand.dtype, operand.shape, operand.strides)
     shape, kind, dtype = operand.shape, view.dtype, operand.dtype
     native, ndarray, label = is_native(dtype), np.ndarray, f"input `{port.name}`"
 
     def store(given: Any) -> None:
-        if native and type(given) is ndarray and given.dtype is kind and given.shape == shape:
+        if (
+            native
+            and type(given) is ndarray
+            and given.dtype is kind
+            and given.shape == shape
+            and given.flags.writeable
+        ):
             view[...] = given
         else:
-            view[...] = host_array(given, label, dtype, shape)
+            array = host_array(given, label, dtype, shape)
+            refuse_lent(array, label, is_lent)
+            view[...] = array
 
     return store
 

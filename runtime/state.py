@@ -179,7 +179,7 @@ _UNREADABLE = (
 def _arrays_of(path: Path) -> dict[str, Array]:
     """What is in an ``.npz`` file; UsageError when it is none."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except _UNREADABLE as error:
         why = str(getattr(error, "strerror", None) or error)

@@ -35,6 +35,7 @@ class UnplannedCaller(Caller):
             )
         given = self._look_at(args)
         bindings = self._symbols.bindings(given.shapes)
+        self._check_in_place(given, bindings)
         memory = CallMemory(self.method, self._allocator, bindings)
         blocks: dict[str, OutputBlock] = {}
         try:

@@ -11,6 +11,7 @@ from ..backend import DeviceArray, Operand, Step
 from ..binding import CopyTally
 from ..blocks import Blocks, copy_in, copy_out, set_bytes
 from ..cpu import local_copy
+from ..dtypes import DType
 from ..errors import DeviceError, ExecutionError, UsageError
 from ..host import HostValue, array_at, bytes_at, host_value
 from ..host_io import HostEnd
@@ -48,6 +49,26 @@ class EmulatedTensor:
     def shape(self) -> tuple[int, ...]:
         """The shape."""
         return self._operand.shape
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self._operand.dtype
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in elements."""
+        return self._operand.strides
+
+    @property
+    def device(self) -> Device:
+        """The emulated device."""
+        return self._operand.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self._operand.numel * self._operand.dtype.itemsize
 
     def numpy(self) -> HostValue:
         """A copy on the host."""
@@ -265,7 +286,9 @@ class EmulatorBackend:
             raise UsageError(
                 f"a `{type(tensor).__name__}` is not in the memory of the emulated `{self._device}`"
             )
-        self._check("input", operand)
+        if operand.span_nbytes and not self._blocks.holds(operand.address, operand.span_nbytes):
+            why = "each program has an emulated device of its own"
+            raise UsageError("the tensor is another program's", why=why, hint="pass its `numpy()`")
         return operand
 
     def fork(self) -> EmulatorBackend:

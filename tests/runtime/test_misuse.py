@@ -18,7 +18,7 @@ from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.errors import DeviceError, ExecutionError, UsageError
 from devplan.runtime.host import HostTensor, host_value, numpy_dtype
 from devplan.runtime.loading import load_planned
-from devplan.runtime.program import CPU, CopyKind, Port, Role
+from devplan.runtime.program import CPU, CopyKind, Device, Port, Role
 from devplan.runtime.shared import Shared
 
 Identity = Callable[..., LoadedProgram]
@@ -153,6 +153,24 @@ def test_inputs_by_name_come_as_a_mapping(identity: Identity) -> None:
                 program.method().run(wrong)  # type: ignore[arg-type]
 
 
+def test_host_tensors_go_to_torch_and_back_in_place() -> None:
+    torch = pytest.importorskip("torch")
+    for dtype, kind in ((DType.BFLOAT16, "bfloat16"), (DType.FLOAT8_E5M2, "float8_e5m2")):
+        tensor = HostTensor.from_float32(np.arange(6).reshape(2, 3), dtype)
+        for host in (tensor, HostTensor(tensor.raw.T, dtype), HostTensor(tensor.raw[:, ::2], dtype)):
+            theirs = torch.from_dlpack(host)
+            assert str(theirs.dtype) == f"torch.{kind}" and theirs.data_ptr() == tensor.raw.ctypes.data
+            np.testing.assert_array_equal(theirs.float().numpy(), host.float32())
+    with pytest.raises(BufferError, match="another device"):
+        tensor.__dlpack__(dl_device=(2, 0))
+    copied = torch.from_dlpack(tensor, copy=True)
+    assert copied.data_ptr() != tensor.raw.ctypes.data
+    frozen = HostTensor(np.broadcast_to(tensor.raw[0], (2, 3)), dtype)
+    with pytest.raises(BufferError, match="read-only"):
+        frozen.__dlpack__()
+    assert frozen.__dlpack__(max_version=(1, 0)) is not None
+
+
 # --- views of the arena ---------------------------------------------------------------------------
 
 
@@ -187,6 +205,80 @@ def test_a_tensor_of_a_borrowed_output_raises_once_overwritten(program: Any) -> 
         last = loaded.method()(X, borrow=True)["y"].device_array()
     with pytest.raises(ExecutionError, match="the program was closed"):
         last.numpy()
+
+
+def test_a_view_of_the_arena_is_no_input_of_the_same_program(identity: Identity) -> None:
+    """Storing the inputs may overwrite it before it is read."""
+    with identity() as program, program.clone() as twin:
+        method = program.method()
+        view = np.asarray(method(X, borrow=True)["y"])
+        np.testing.assert_array_equal(twin.method()(view)["y"], X)
+        copy = view.copy()
+        for borrowed in (view, view[:], view.reshape(2, 2).reshape(4)):
+            with pytest.raises(UsageError, match="`x` is a borrowed output of this program"):
+                method(borrowed)
+        np.testing.assert_array_equal(method(copy)["y"], X)
+        frozen = X.copy()
+        frozen.flags.writeable = False
+        np.testing.assert_array_equal(method(frozen)["y"], X)
+
+
+def test_a_large_view_of_the_arena_is_none_either(identity: Identity) -> None:
+    """Pinned memory is read in place."""
+    large = np.arange(1 << 15, dtype=np.float32)
+    with identity(DType.FLOAT32, large.shape) as program:
+        view = np.asarray(program.method()(large, borrow=True)["y"])
+        with pytest.raises(UsageError, match="a borrowed output of this program"):
+            program.method()(view)
+
+
+@pytest.fixture
+def on_device(program: Any, symbolic: Any) -> Identity:
+    """y = x of [s, 3] on the device, both in the caller's memory."""
+
+    def make() -> LoadedProgram:
+        method = program.method()
+        rows = symbolic(method, "s", 1, 8, "x", 0)
+        for name, role in (("x", Role.INPUT), ("y", Role.OUTPUT)):
+            method.tensor(name, (rows, 3), DType.FLOAT32, Device("cuda"), role, external=True)
+        method.copy("x", "y", CopyKind.LOCAL)
+        method.inputs.append(Port("x", "x"))
+        method.outputs.append(Port("y", "y"))
+        return load_planned(program.planned(), program.bytes, "emulator")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.ones((2, 4), np.float32), "size 4 in dimension 1 instead of 3"),
+        (np.ones((2, 3), np.int32), "dtype `int32` instead of `float32`"),
+        (np.ones(2, np.float32), "1 dimensions instead of 2"),
+        (np.float32(1), "0 dimensions"),
+        (np.ones((9, 3), np.float32), "size 9 in dimension 0"),
+        (np.ones((0, 3), np.float32), "size 0 in dimension 0"),
+    ],
+)
+def test_device_tensors_are_checked_before_anything_is_bound_to_them(
+    on_device: Identity, array: Any, message: str
+) -> None:
+    good = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with on_device() as program:
+        method = program.method()
+        with pytest.raises(UsageError, match=message):
+            method(program.to_device(array))
+        assert method.bound is None
+        np.testing.assert_array_equal(method(program.to_device(good))["y"].numpy(), good)
+
+
+def test_a_tensor_of_another_emulated_program_is_refused(on_device: Identity, program: Any) -> None:
+    first = on_device()
+    tensor = first.to_device(np.ones((2, 3), np.float32))
+    program.methods.clear()
+    with on_device() as second, pytest.raises(UsageError, match="another program's"):
+        second.method()(tensor)
+    first.close()
 
 
 # --- closed programs ------------------------------------------------------------------------------
