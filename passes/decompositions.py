@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from . import more_decompositions as more
-from . import order, pooling, recurrent
+from . import order, pooling, recurrent, scattering
 from .attention import CAPPED, fused, in_four_dimensions, is_fusable
-from .masked_put import index_put
 from .quantized_embedding import on_ids
 from .quantized_experts import on_rows as experts_on_rows
 from .quantized_linear import on_rows
@@ -120,25 +119,29 @@ def on_cuda() -> dict[Any, Callable[..., Any]]:
         aten.addmm.default: more.addmm,
         aten.baddbmm.default: more.addmm,
         aten.addbmm.default: more.addbmm,
-        aten.index_put.default: index_put,
+        aten.index_put.default: scattering.index_put,
         aten.avg_pool2d.default: pooling.average(2),
         aten.avg_pool3d.default: pooling.average(3),
         aten._adaptive_avg_pool2d.default: pooling.adaptive_average,
         aten._adaptive_avg_pool3d.default: more.adaptive_avg_pool,
         aten.adaptive_max_pool3d.default: pooling.adaptive_maximum,
         aten._cdist_forward.default: more.cdist,
+        aten.pow.Tensor_Tensor: more.integer_power,
+        aten.pow.Scalar: more.integer_power_of,
+        aten.take.default: more.take,
+        aten.var_mean.correction: more.var_mean,
         aten._pdist_forward.default: more.pdist,
         aten._trilinear.default: more.trilinear,
         aten.rrelu_with_noise.default: more.rrelu,
         aten.empty.memory_format: more.empty,
         **dict.fromkeys(_EMBEDDING_BAGS, more.embedding_bag),
-        aten.scatter.src: more.scatter,
-        aten.scatter.value: more.scatter_value,
-        aten.scatter.reduce: more.scatter_with,
-        aten.scatter.value_reduce: more.scatter_value_with,
-        aten.scatter_add.default: more.scatter_add,
-        aten.scatter_reduce.two: more.scatter_reduce,
-        aten.index_reduce.default: more.index_reduce,
+        aten.scatter.src: scattering.scatter,
+        aten.scatter.value: scattering.scatter_value,
+        aten.scatter.reduce: scattering.scatter_with,
+        aten.scatter.value_reduce: scattering.scatter_value_with,
+        aten.scatter_add.default: scattering.scatter_add,
+        aten.scatter_reduce.two: scattering.scatter_reduce,
+        aten.index_reduce.default: scattering.index_reduce,
         aten.nonzero_static.default: more.nonzero_static,
         aten._upsample_bilinear2d_aa.default: more.upsample_bilinear_aa,
         aten._upsample_bicubic2d_aa.default: more.upsample_bicubic_aa,

@@ -50,6 +50,21 @@ def cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Te
     return _length((x.unsqueeze(-2) - y.unsqueeze(-3)).abs(), p)
 
 
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """As ``aten.take``: elements of the flat tensor, of which the index may be a scalar."""
+    return x.reshape(-1)[index.reshape(-1)].reshape(index.shape)
+
+
+def var_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Any:
+    """As ``aten.var_mean`` of no elements, which has no mean; else NotImplemented."""
+    if 0 not in x.shape:
+        return NotImplemented
+    mean = torch.mean(x, dim, keepdim)
+    return torch.var(x, dim, correction=correction, keepdim=keepdim), mean
+
+
 def pdist(x: Tensor, p: float = 2) -> Tensor:
     """As ``aten._pdist_forward``: distances between every two rows of x."""
     first, second = torch.triu_indices(x.size(0), x.size(0), 1, device=x.device).unbind(0)
@@ -152,94 +167,35 @@ def embedding_bag(
     return output, bag, counts, torch.zeros_like(counts)
 
 
-def index_reduce(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
-    """As ``aten.index_reduce``: whole slices go where the index says."""
-    if x.dim() == 0:
-        given = (index.reshape(1), source.reshape(1), reduce)
-        return index_reduce(x.reshape(1), 0, *given, include_self=include_self).reshape(())
-    along = [1] * x.dim()
-    along[dim] = -1
-    places = index.view(along).expand(source.shape)
-    return scatter_reduce(x, dim, places, source, reduce, include_self=include_self)
+def integer_power(base: Tensor, exponent: Tensor) -> Any:
+    """As ``aten.pow`` of integers, by squaring, bit by bit; NotImplemented for others.
 
-
-def scatter_reduce(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
-    """As ``aten.scatter_reduce.two`` without atomics: each result looks for its sources."""
-    if 0 in (x.dim(), index.dim()):
-        rows = (x.reshape(-1), 0, index.reshape(-1), source.reshape(-1))
-        return scatter_reduce(*rows, reduce, include_self=include_self).reshape(x.shape)
-    source = source[tuple(slice(0, extent) for extent in index.shape)]
-    area = tuple(slice(None) if d == dim % x.dim() else slice(0, e) for d, e in enumerate(index.shape))
-    old, places = x[area].movedim(dim, -1), torch.arange(x.size(dim), device=x.device)
-    hit = index.movedim(dim, -1).unsqueeze(-2) == places[:, None]
-    given = source.movedim(dim, -1).unsqueeze(-2)
-    start = {"amax": _least(x), "amin": _most(x), "prod": 1}.get(reduce, 0)
-    chosen = torch.where(hit, given, torch.full((), start, dtype=x.dtype, device=x.device))
-    counts = hit.sum(-1)
-    first = old if include_self else torch.where(counts > 0, torch.full_like(old, start), old)
-    if reduce in ("amax", "amin"):
-        pick = torch.maximum if reduce == "amax" else torch.minimum
-        new = pick(first, chosen.amax(-1) if reduce == "amax" else chosen.amin(-1))
-    elif reduce == "prod":
-        new = first * chosen.prod(-1)
-    else:
-        new = first + chosen.sum(-1)
-        if reduce == "mean":
-            total = (counts + 1 if include_self else counts).clamp(min=1)
-            new = new / total if x.is_floating_point() else new.div(total, rounding_mode="floor")
-    made = x.clone()
-    made[area] = torch.where(counts > 0, new.to(x.dtype), old).movedim(-1, dim)
-    return made
-
-
-def _least(x: Tensor) -> float:
-    return float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
-
-
-def _most(x: Tensor) -> float:
-    return float("inf") if x.is_floating_point() else torch.iinfo(x.dtype).max
-
-
-_ATOMIC = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32)
-"""What Inductor scatters by itself."""
-
-
-def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
-    """As ``aten.scatter.src`` for element types that Inductor hands to a library; else NotImplemented."""
-    if x.dtype in _ATOMIC:
+    A negative power is 0 but for bases of 1 and -1, as in eager. Powers above 255 are taken for what does not
+    overflow in them (0, 1 and -1) and for even bases, which have become 0.
+    """
+    kind = torch.result_type(base, exponent)
+    if kind.is_floating_point or kind.is_complex or kind == torch.bool:
         return NotImplemented
-    if 0 in (x.dim(), index.dim()):
-        return scatter(x.reshape(-1), 0, index.reshape(-1), source.reshape(-1)).reshape(x.shape)
-    places: list[Tensor] = []
-    for d, extent in enumerate(index.shape):
-        along = [1] * index.dim()
-        along[d] = -1
-        places.append(index if d == dim % x.dim() else torch.arange(extent, device=x.device).view(along))
-    return torch.ops.aten.index_put.default(x, places, source[tuple(slice(0, e) for e in index.shape)])
+    base, exponent = torch.broadcast_tensors(base.to(kind), exponent.to(kind))
+    power, factor = torch.ones_like(base), base
+    bits = torch.iinfo(kind).bits - int(kind.is_signed)
+    for bit in range(min(bits, 8)):
+        power = torch.where(((exponent >> bit) & 1) != 0, power * factor, power)
+        factor = factor * factor
+    if bits > 8:
+        power = torch.where((exponent > 255) & (base & 1 == 0), 0, power)
+    if not kind.is_signed:
+        return power
+    inverse = torch.where(base == 1, 1, torch.where(base == -1, 1 - 2 * (exponent & 1), 0)).to(kind)
+    return torch.where(exponent < 0, inverse, power)
 
 
-def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Any:
-    """As ``aten.scatter.value``, likewise."""
-    return scatter(x, dim, index, torch.full_like(index, value, dtype=x.dtype))
-
-
-def scatter_with(x: Tensor, dim: int, index: Tensor, source: Tensor, *, reduce: str) -> Tensor:
-    """As ``aten.scatter.reduce``, which knows `add` and `multiply`."""
-    return scatter_reduce(x, dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
-
-
-def scatter_value_with(x: Tensor, dim: int, index: Tensor, value: float, *, reduce: str) -> Tensor:
-    """As ``aten.scatter.value_reduce``."""
-    return scatter_with(x, dim, index, torch.full_like(index, value, dtype=x.dtype), reduce=reduce)
-
-
-def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
-    """As ``aten.scatter_add``, likewise."""
-    return NotImplemented if x.dtype in _ATOMIC else scatter_reduce(x, dim, index, source, "sum")
+def integer_power_of(base: float, exponent: Tensor) -> Any:
+    """As ``aten.pow.Scalar``, likewise."""
+    kind = torch.result_type(exponent, base)
+    if kind.is_floating_point or kind.is_complex:
+        return NotImplemented
+    return integer_power(torch.full((), base, dtype=kind, device=exponent.device), exponent)
 
 
 def addmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:

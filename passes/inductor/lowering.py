@@ -180,6 +180,12 @@ def described_target(target: Target) -> Iterator[None]:
         (torch._C, "_conv_determine_backend_memory_format", _convolution_format),
         (misc_patterns, "_misc_patterns_init", lambda device=None: None),  # traces real device tensors
         (triton_helpers, "set_driver_to_gpu", lambda: None),
+        # the hardware adds 64-bit integers, too
+        (
+            inductor_lowering,
+            "needs_fallback_due_to_atomic_add_limitations",
+            lambda dtype: dtype == torch.bool,
+        ),
         (combine_kernels.OWNER, combine_kernels.ATTRIBUTE, combine_kernels.small_and_independent),
         (masked_loads.OWNER, masked_loads.ATTRIBUTE, masked_loads.MASKED),
     ]

@@ -271,3 +271,49 @@ def test_numbers_keep_their_digits() -> None:
 def test_an_example_with_gaps_stands_for_one_without() -> None:
     gaps, repeated = rand(6, 8)[:, ::2], rand(6, 1).expand(6, 4)
     check(lambda x, y: [x.t(), y.t(), x[1:].view(-1), x + y], gaps, repeated)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.bool, torch.float16], ids=str)
+def test_sums_at_indices(dtype: torch.dtype) -> None:
+    def summed(x: torch.Tensor, at: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        made = [
+            x.scatter_add(0, at, y),
+            x.scatter_add(1, at[:, :0], y[:, :0]),
+            x.index_put((at[0],), y[0], accumulate=True),
+            x.index_add(0, at[0], y[:1].expand(3, 3)),
+            x.flatten().put(at, y, accumulate=True),
+        ]
+        if dtype == torch.bool:
+            return made
+        return [
+            *made,
+            *[x.scatter_reduce(0, at, y, "mean", include_self=self) for self in (True, False)],
+            *[x.scatter_reduce(0, at, y, "sum", include_self=self) for self in (True, False)],
+        ]
+
+    check(
+        summed, rand(4, 3).mul(4).to(dtype), torch.tensor([[0, 1, 1], [3, 3, 3]]), rand(2, 3).mul(4).to(dtype)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8], ids=str)
+def test_powers_of_integers(dtype: torch.dtype) -> None:
+    def powers(base: torch.Tensor, exponent: torch.Tensor) -> list[torch.Tensor]:
+        return [base[:, None] ** exponent, 2**exponent, 2.5**exponent, base ** exponent[:5].float()]
+
+    exponents = torch.tensor([0, 1, 2, 3, 7, 100, -1, -2]).to(dtype)
+    check(
+        powers,
+        torch.tensor([0, 1, 2, 5, -3]).to(dtype),
+        exponents.abs() if dtype == torch.uint8 else exponents,
+    )
+
+
+def test_nothing_has_no_mean() -> None:
+    check(
+        lambda x, y: [*torch.var_mean(x), *torch.std_mean(y, 0), y.mean(0)], torch.ones(0), torch.ones(0, 5)
+    )
+
+
+def test_a_scalar_taken() -> None:
+    check(lambda x, at: [x.take(at[0, 1]), x.take(at)], rand(2, 3), torch.tensor([[1, -1]]))
