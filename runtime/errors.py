@@ -80,3 +80,7 @@ class ExecutionError(DevplanError):
     """A driver or library call failed while running."""
 
     code, kind = 1, "execution"
+
+
+class ScatteredCopyError(ExecutionError):
+    """A strided copy would take more memory copies than it is worth."""

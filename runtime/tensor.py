@@ -11,13 +11,16 @@ import numpy as np
 from . import dlpack
 from .backend import Operand, Step
 from .dtypes import DType
-from .errors import UsageError
+from .errors import ScatteredCopyError, UsageError
 from .foreign import TYPESTR, from_dlpack, from_interface, verify_ordinal
-from .host import Array, HostValue, contiguous_strides, dtype_of, host_value, numpy_dtype
+from .host import Array, HostTensor, HostValue, contiguous_strides, dtype_of, host_value, numpy_dtype
 from .indexing import Index, expanded, extents_of, is_sequence, whole_numbers
 from .inputs import as_host_tensor
 from .program import Device
 from .tensor_backend import Memory, TensorBackend, backend_of
+
+_MOST_GAPS = 8
+"""A strided tensor is downloaded with its gaps where these are at most so many times its elements."""
 
 
 class DeviceTensor:
@@ -145,6 +148,9 @@ class DeviceTensor:
 
     def numpy(self) -> HostValue:
         """A copy on the host: a NumPy array, or a `HostTensor` for types that NumPy lacks."""
+        low, high = self._reach()
+        if not self.is_contiguous and high - low <= _MOST_GAPS * self.numel:
+            return self._with_gaps()
         dense = self.contiguous()
         out: Array = np.empty(self.shape, numpy_dtype(self.dtype))
         if out.nbytes:
@@ -152,6 +158,22 @@ class DeviceTensor:
         return host_value(out, self.dtype)
 
     to_host = numpy
+
+    def _with_gaps(self) -> HostValue:
+        """A copy on the host by way of all memory between the first and the last element."""
+        kind, (low, high) = numpy_dtype(self.dtype), self._reach()
+        held = self._view(self.pointer + low * kind.itemsize, (high - low,), (1,)).numpy()
+        raw: Array = held.raw if isinstance(held, HostTensor) else held
+        steps = tuple(stride * kind.itemsize for stride in self.strides)
+        view: Array = np.ndarray(self.shape, kind, raw.data, -low * kind.itemsize, steps)
+        return host_value(view.copy(), self.dtype)
+
+    def _reach(self) -> tuple[int, int]:
+        """First and one past the last element that it has, counted from its address; (0, 0) without any."""
+        if not self.numel:
+            return 0, 0
+        ends = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
+        return sum(min(end, 0) for end in ends), 1 + sum(max(end, 0) for end in ends)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         raise UsageError(
@@ -187,7 +209,10 @@ class DeviceTensor:
         if backend.ordinal == self._backend.ordinal:
             backend.follow(self._backend.stream)
             source = self._on(backend)
-            backend.copy(source.operand, made.operand)
+            try:
+                backend.copy(source.operand, made.operand)
+            except ScatteredCopyError:
+                made.write(self._with_gaps())
         else:
             self._backend.send(self.contiguous().operand, backend, made.operand)
         return made

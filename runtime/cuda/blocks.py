@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ..backend import Operand
-from ..errors import ExecutionError
+from ..errors import ExecutionError, ScatteredCopyError
 
 MAX_BLOCKS = 4096
 """Copies that one instruction may become; more would take longer to enqueue than a kernel takes to run."""
@@ -49,7 +49,7 @@ def blocks_of(source: Operand, destination: Operand) -> tuple[Block, ...]:
         rows, source_pitch, destination_pitch = dims.pop(max(pitched, key=lambda index: dims[index][0]))
     count = prod(extent for extent, _, _ in dims)
     if count > MAX_BLOCKS:
-        raise ExecutionError(
+        raise ScatteredCopyError(
             "a copy is too scattered",
             why=f"strides {list(source.strides)} to {list(destination.strides)} take {count} separate copies",
             hint="export it as a kernel: make the tensor contiguous in the model",

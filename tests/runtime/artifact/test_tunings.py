@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 from devplan.runtime.artifact import read, write, writer
-from devplan.runtime.artifact.layout import version_of
+from devplan.runtime.artifact.layout import SEAL, version_of
 from devplan.runtime.describe import describe
 from devplan.runtime.errors import ArtifactError
 from devplan.runtime.program import LibraryTuning, PlannedProgram
@@ -88,3 +91,24 @@ def test_without_any_the_bytes_are_those_of_before(sample: Any, tmp_path: Path) 
     plain = write(tmp_path / "a.pte", sample.planned, sample.sources(), producer="1")
     same = write(tmp_path / "b.pte", tuned(sample.planned), sample.sources(), producer="1")
     assert plain.sha256 == same.sha256
+
+
+def test_forged_ones_load_or_are_refused(sample: Any, tmp_path: Path) -> None:
+    """Any byte around them is changed, and the seal made to match, as a forger would."""
+    path = tmp_path / "m.pte"
+    write(path, tuned(sample.planned, H200, A100), sample.sources())
+    good = path.read_bytes()
+    begin, end = struct.unpack_from("<QQ", good, len(good) - SEAL.size + 8)
+    middle = good.index(b"NVIDIA H200")
+    generator, outcomes = random.Random(0), set[bool]()
+    for place in range(max(end, middle - 250), middle + 250):
+        data = bytearray(good)
+        data[place] ^= 1 << generator.randrange(8)
+        data[-32:] = hashlib.sha256(data[:begin] + data[end:-32]).digest()
+        path.write_bytes(data)
+        try:
+            read(path)
+            outcomes.add(True)
+        except ArtifactError:
+            outcomes.add(False)
+    assert outcomes == {True, False}

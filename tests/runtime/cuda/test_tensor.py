@@ -447,3 +447,40 @@ def test_lent_memory_is_asked_for_each_time() -> None:
             with pytest.raises(ExecutionError, match="too late"):
                 use(view)
     assert np.array_equal(np.asarray(whole.numpy()), np.arange(6))
+
+
+BASE = np.arange(4 * 5 * 12, dtype=np.float32).reshape(4, 5, 12)
+VIEWS = [BASE[::-1], BASE[:, ::-1], BASE[..., ::-2], BASE.transpose(2, 0, 1), BASE.transpose(2, 0, 1)[::-1],
+         BASE[1:3, ::2, ::-3], BASE[..., 3], BASE[2:3, :, 1:2], np.broadcast_to(BASE[0], (30, 5, 12)),
+         np.broadcast_to(BASE[:, :1], (4, 50, 12)), np.lib.stride_tricks.sliding_window_view(BASE[0, 0], 3),
+         BASE[:0], BASE[3, 4, 5:6].reshape(())]  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=lambda view: f"{view.shape} by {view.strides}")
+@pytest.mark.parametrize("typestr", ["<f4", "<V2"])
+def test_any_strides_of_other_libraries_are_read_as_numpy_reads_them(view: Any, typestr: str) -> None:
+    halves = HostTensor.from_float32(BASE, DType.BFLOAT16)
+    whole = DeviceTensor.from_host(BASE if typestr == "<f4" else halves)
+    itemsize = whole.dtype.itemsize
+    shift = (view.__array_interface__["data"][0] - BASE.__array_interface__["data"][0]) // 4
+    foreign = ByInterface(
+        shape=view.shape,
+        typestr=typestr,
+        data=(whole.pointer + shift * itemsize, False),
+        strides=tuple(step // 4 * itemsize for step in view.strides),
+    )
+    tensor = DeviceTensor.of(foreign)
+    for each in (tensor, tensor.clone(), tensor.contiguous()):
+        np.testing.assert_array_equal(np.asarray(each.numpy()), view)
+
+
+@pytest.mark.parametrize("gap", [1, 16])
+def test_a_view_that_takes_too_many_copies_goes_by_the_host(gap: int) -> None:
+    """More than `MAX_BLOCKS` rectangles: most views of three and more dimensions in another order."""
+    array = np.arange(80 * 60 * 70 * gap, dtype=np.int32).reshape(80, 60, 70, gap)
+    tensor = DeviceTensor.from_host(array).permute(2, 1, 0, 3)[..., 0]
+    want = array.transpose(2, 1, 0, 3)[..., 0]
+    for each in (tensor, tensor.clone()):
+        assert np.array_equal(np.asarray(each.numpy()), want)
+    with pytest.raises(ExecutionError, match="too scattered"):
+        tensor.write(want)
