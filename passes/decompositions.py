@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import more_decompositions as more
-from . import order, pooling, recurrent, scattering
+from . import order, pooling, recurrent, scattering, small_matrices
 from .attention import CAPPED, fused, in_four_dimensions, is_fusable
 from .quantized_embedding import on_ids
 from .quantized_experts import on_rows as experts_on_rows
@@ -157,6 +157,8 @@ def host_replacements() -> dict[Any, Callable[..., Any]]:
         aten.gru.input: recurrent.gru,
         **dict.fromkeys(_EMBEDDING_BAGS, more.embedding_bag),
         aten._grouped_mm.default: more.grouped_mm_on_host,
+        torch.ops.devplan.eliminated.default: small_matrices.eliminated,
+        torch.ops.devplan.cholesky.default: small_matrices.cholesky,
         aten.rnn_tanh.input: recurrent.simple(torch.tanh),
         aten.rnn_relu.input: recurrent.simple(torch.relu),
         aten.lstm_cell.default: recurrent.lstm_cell,

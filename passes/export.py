@@ -32,6 +32,7 @@ from .pipeline import Observer, build_pipeline, run_stage
 from .placed import PlacedGraph
 from .ragged import pad_ragged
 from .random_numbers import count_random
+from .solve_small import solve_small
 from .source import ModelSource
 from .supported import supports
 from .tape import KernelSpec
@@ -86,6 +87,8 @@ def export(
         contents = name_contents(methods, are_given=is_hollow)
         passes = build_pipeline(options, {"supports": supports, "contents": contents}, folder=folder)
         methods = run_stage(passes, Stage.EXPORTED, methods, observe=observe)
+        for method in methods if options.device != "cpu" else ():
+            solve_small(method)
     with clock.stage("place"):
         placed = run_stage(passes, Stage.PLACED, [to_placed(m) for m in methods], observe=observe)
     with clock.stage("lower"):

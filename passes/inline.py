@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .inductor.interfaces import make_fx
+
+if TYPE_CHECKING:
+    from .exported import ExportedMethod
 
 
 def inline(
@@ -38,6 +41,20 @@ def inline(
                 env[node] = graph.node_copy(node, lambda n: env[n])
             env[node].meta = {**node.meta, **meta}
     return found
+
+
+def stand_in(method: ExportedMethod, node: torch.fx.Node, made: Sequence[torch.fx.Node]) -> None:
+    """Let the nodes of the results be read in place of a node, which is erased."""
+    if isinstance(node.meta["val"], Tensor):
+        node.replace_all_uses_with(made[0])
+        method.rename_ends(node.name, made[0].name)
+    for user in list(node.users):  # several results
+        index: int = user.args[1]  # type: ignore[assignment]
+        part = made[index]
+        user.replace_all_uses_with(part)
+        method.rename_ends(user.name, part.name)
+        method.graph.graph.erase_node(user)
+    method.graph.graph.erase_node(node)
 
 
 def _flat(result: Any) -> list[Tensor]:

@@ -32,6 +32,7 @@ from . import (
     quantized_row,
     recurrent_step,
     row_product,
+    small_matrices,
     split_attention,
     tiled_convolution,
     tiled_product,
@@ -56,6 +57,8 @@ _OWN_KERNELS: dict[str, Callable[[ExternCall], Sequence[Allocate | OwnLaunch]]] 
     quantized_matrix.OPERATOR: quantized_matrix.to_steps,
     quantized_row.OPERATOR: quantized_row.to_steps,
     recurrent_step.OPERATOR: recurrent_step.to_steps,
+    small_matrices.ELIMINATED: small_matrices.to_elimination,
+    small_matrices.CHOLESKY: small_matrices.to_cholesky,
 }
 """Operators that become kernels written here, and the temporaries between them."""
 

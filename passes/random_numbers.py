@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .inline import inline
+from .inline import inline, stand_in
 
 if TYPE_CHECKING:
     from .exported import ExportedMethod
@@ -98,17 +98,7 @@ def _rewrite(method: ExportedMethod, node: torch.fx.Node, count: torch.fx.Node, 
         return rule(Draws(calls, stream), *args, **kept)
 
     made = inline(run, [count, *nodes], node)
-    values = node.meta["val"]
-    if isinstance(values, Tensor):
-        node.replace_all_uses_with(made[0])
-        method.rename_ends(node.name, made[0].name)
-    for user in list(node.users):  # several results
-        index: int = user.args[1]  # type: ignore[assignment]
-        part = made[index]
-        user.replace_all_uses_with(part)
-        method.rename_ends(user.name, part.name)
-        method.graph.graph.erase_node(user)
-    method.graph.graph.erase_node(node)
+    stand_in(method, node, made)
 
 
 class Draws:
