@@ -81,7 +81,6 @@ def capped_attention(
 
 _EMBEDDING_BAGS = (
     aten.embedding_bag.default,
-    aten.embedding_bag.padding_idx,
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
 )
@@ -134,7 +133,10 @@ def on_cuda() -> dict[Any, Callable[..., Any]]:
         aten._trilinear.default: more.trilinear,
         aten.rrelu_with_noise.default: more.rrelu,
         aten.empty.memory_format: more.empty,
+        aten.empty_strided.default: more.empty_strided,
+        aten.empty_permuted.default: more.empty_strided,
         **dict.fromkeys(_EMBEDDING_BAGS, more.embedding_bag),
+        aten.embedding_bag.padding_idx: more.padded_embedding_bag,
         aten.scatter.src: scattering.scatter,
         aten.scatter.value: scattering.scatter_value,
         aten.scatter.reduce: scattering.scatter_with,
@@ -156,6 +158,7 @@ def host_replacements() -> dict[Any, Callable[..., Any]]:
         aten.lstm.input: recurrent.lstm,
         aten.gru.input: recurrent.gru,
         **dict.fromkeys(_EMBEDDING_BAGS, more.embedding_bag),
+        aten.embedding_bag.padding_idx: more.padded_embedding_bag,
         aten._grouped_mm.default: more.grouped_mm_on_host,
         torch.ops.devplan.eliminated.default: small_matrices.eliminated,
         torch.ops.devplan.cholesky.default: small_matrices.cholesky,

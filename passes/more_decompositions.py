@@ -107,6 +107,11 @@ def empty(
     return torch.full(size, 0, dtype=dtype or torch.get_default_dtype(), device=device)
 
 
+def empty_strided(size: Sequence[int], stride: Sequence[int], **rest: Any) -> Tensor:
+    """As ``aten.empty_strided`` and ``aten.empty_permuted``, likewise; layouts are chosen later."""
+    return empty(size, **rest)
+
+
 def trilinear(
     a: Tensor,
     b: Tensor,
@@ -125,6 +130,17 @@ def trilinear(
     for dim in expand3:
         c = c.unsqueeze(dim)
     return (a * b * c).sum(list(sumdim))
+
+
+def padded_embedding_bag(
+    weight: Tensor, indices: Tensor, offsets: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As ``aten.embedding_bag.padding_idx``, where a negative index counts from the end."""
+    padding_idx: Any = rest[-1]
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.size(0)
+    given: Sequence[Any] = (*rest[:-1], padding_idx)
+    return embedding_bag(weight, indices, offsets, *given)
 
 
 def embedding_bag(

@@ -133,6 +133,8 @@ def to_steps(call: Call, target: Target) -> tuple[OwnLaunch, ...]:
     out = call.out
     m, n, k = out.sizes[-2], out.sizes[-1], a.sizes[-1]
     items = product_of(out.sizes[:-2])
+    if 0 in (m, n, items):
+        return ()
     tile = choose_tile(m, n, k, a.dtype, target, items)
     alpha, beta = float(str(given["alpha"])), float(str(given["beta"]))
     is_whole = not out.dtype.is_floating and alpha.is_integer() and beta.is_integer()

@@ -81,7 +81,7 @@ def cost(tile: Tile, sizes: tuple[int, ...], dtype: DType, target: Target) -> fl
     """Clocks for products of (rows, columns, depth, times)."""
     rows, columns, depth, times = sizes
     programs = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns) * times
-    rounds = math.ceil(programs / target.multiprocessors)
+    rounds = max(math.ceil(programs / target.multiprocessors), 1)
     work = tile.rows * tile.columns * tile.depth
     # Small tiles reach a part of the rate: the tensor cores wait for their operands.
     reached = min(1.0, math.sqrt(tile.rows * tile.columns) / 128)

@@ -114,6 +114,20 @@ def test_products_with_what_is_added(dtype: torch.dtype) -> None:
     check(add, *given)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_without_the_last_row(mode: str) -> None:
+    """A negative padding index of the function counts from the end."""
+    indices, offsets = torch.tensor([0, 4, 1, 4, 2, 4]), torch.tensor([0, 3])
+    bags = [(lambda w, i, o, p=p: F.embedding_bag(i, w, o, mode=mode, padding_idx=p)) for p in (-1, 4, None)]
+    check(lambda *given: [bag(*given) for bag in bags], rand(5, 5), indices, offsets)
+
+
+def test_integer_products_without_elements() -> None:
+    check(lambda a, b, c: [a @ b, b.T @ a.T, b @ c], *map(torch.ones, ((0, 5), (5, 3), (3, 0))))
+    whole = [torch.ones(shape, dtype=torch.int64) for shape in ((0, 5), (5, 3), (4, 0), (0, 2))]
+    check(lambda a, b, c, d: [a @ b, c @ d], *whole)
+
+
 def test_small_things() -> None:
     def compute(scalar: torch.Tensor, row: torch.Tensor) -> list[torch.Tensor]:
         return [
