@@ -49,6 +49,8 @@ class Context:
     layout: Layout
     """Addresses at the bound of every symbol, which serve all sizes below it."""
     generation: Callable[[], int]
+    state_generation: Callable[[], int]
+    """The same for what is borrowed of state."""
     buckets: Mapping[Sizes, Layout] = field(default_factory=dict[Sizes, "Layout"])
     """Addresses for declared sizes."""
     before: Callable[[], None] | None = None
@@ -307,6 +309,8 @@ class Caller:
         if not port.value:
             return lambda: port.literal
         operand, backends, generation = operands[port.value], self._context.backends, self._context.generation
+        if self._storage(port).role is Role.STATE:
+            generation = self._context.state_generation
         if counts is None or not port.count:
             return borrow_fetch(operand, backends, generation)
         return lambda: borrow_fetch(counts.cut(port, operand), backends, generation)()

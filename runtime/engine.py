@@ -286,6 +286,7 @@ class LoadedProgram:
             self._backends,
             self._layout(method, plan),
             self._session.current,
+            self._session.current_state,
             {
                 bucket.sizes: self._layout(method_at(method, bucket.sizes), plan_at(plan, bucket))
                 for bucket in plan.buckets

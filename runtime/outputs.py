@@ -58,7 +58,7 @@ class BorrowedTensor:
         if self._current() != self._generation:
             raise ExecutionError(
                 "a borrowed output is used too late",
-                why="a later call has overwritten it, or the program was closed",
+                why="a later call, or a change of state, has overwritten it, or the program was closed",
                 hint="copy it first, or call without `borrow`",
             )
 

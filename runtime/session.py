@@ -18,18 +18,24 @@ class Session:
     borrowed outputs know when they are stale.
     """
 
-    __slots__ = ("backends", "blocked", "generation", "is_closed", "lock", "unknown")
+    __slots__ = ("backends", "blocked", "generation", "is_closed", "lock", "unknown", "writes")
 
     def __init__(self, backends: Mapping[Device, Backend]) -> None:
         self.backends = backends
         self.lock = threading.Lock()
         self.blocked, self.generation, self.is_closed = "", 0, False
+        self.writes = 0
+        """How often state was set from outside, which what was borrowed of it must know, too."""
         self.unknown: set[str] = set()
         """State that a failed call left undefined."""
 
     def current(self) -> int:
         """The generation."""
         return self.generation
+
+    def current_state(self) -> int:
+        """What changes whenever state may have been written: by a call, or from outside."""
+        return self.generation + self.writes
 
     @contextmanager
     def exclusive(self) -> Generator[None]:

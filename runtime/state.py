@@ -148,6 +148,7 @@ class State:
         return self._variables[name]
 
     def _write(self, variable: StateVariable, raw: Array) -> None:
+        self._session.writes += 1
         if variable.nbytes:
             data = np.ascontiguousarray(raw)
             self._backends[variable.device].upload(self._addresses[variable.name], _flat(data))
@@ -160,6 +161,7 @@ class State:
         return data
 
     def _write_initial(self, variable: StateVariable) -> None:
+        self._session.writes += 1
         if not variable.nbytes:
             return
         backend, address = self._backends[variable.device], self._addresses[variable.name]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
-from ..errors import DeviceError, ExecutionError
+from ..errors import DeviceError, ExecutionError, UsageError
 from ..program import Device
 from . import warm
 from .driver import check, device_info, initialise
@@ -92,8 +92,8 @@ class GpuContext:
         if ask is not None:
             answer: Any = ask() if callable(ask) else ask
             stream = int(answer[1])
-        if not isinstance(stream, int):
-            raise ExecutionError(
+        if not isinstance(stream, int) or isinstance(stream, bool):
+            raise UsageError(
                 f"`{stream!r}` is no CUDA stream", hint="pass a handle or an object with `__cuda_stream__`"
             )
         self._stream = self._cu.CUstream(stream)

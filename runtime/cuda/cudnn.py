@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import threading
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +24,35 @@ if TYPE_CHECKING:
 _HINT = 'install it: `pip install "devplan[cuda]"`, or export with `--no-library-calls`'
 
 
+class _NoTorch:
+    """A finder of modules that refuses torch to some threads: what others import is their own business."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Nothing; ModuleNotFoundError for torch in such a thread."""
+        if name == "torch" and threading.get_ident() in self.threads:
+            raise ModuleNotFoundError("torch is not imported for cuDNN's sake", name=name)
+
+
+_no_torch = _NoTorch()
+
+
 @contextlib.contextmanager
 def _without_torch() -> Generator[None]:
     """Keep cuDNN's Python package from importing torch, which it does wherever torch is installed."""
-    if "torch" in sys.modules:
+    thread = threading.get_ident()
+    if "torch" in sys.modules or thread in _no_torch.threads:
         yield
         return
-    sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it now raises ImportError
+    if _no_torch not in sys.meta_path:
+        sys.meta_path.insert(0, _no_torch)
+    _no_torch.threads.add(thread)
     try:
         yield
     finally:
-        del sys.modules["torch"]
+        _no_torch.threads.discard(thread)
 
 
 _MOST_ALGORITHMS = 10

@@ -281,6 +281,32 @@ def test_a_tensor_of_another_emulated_program_is_refused(on_device: Identity, pr
     first.close()
 
 
+def test_what_is_borrowed_of_state_is_stale_once_that_is_set(program: Any, tmp_path: Path) -> None:
+    method = program.method()
+    kept = program.variable(method, "kept", (4,))
+    method.copy(method.input("x"), kept, CopyKind.LOCAL)
+    method.outputs.append(Port("kept", kept, ("state", "kept")))
+    method.output("copy", kept)
+    with load_planned(program.planned(), program.bytes, "emulator") as loaded:
+        state = loaded.state
+        loaded.method()(X)
+        state.save(tmp_path / "s.npz")
+        changes: list[Callable[[], None]] = [
+            state.reset,
+            lambda: state.set("kept", X),
+            lambda: state.load(tmp_path / "s.npz"),
+        ]
+        for change in changes:
+            outputs = loaded.method()(X, borrow=True)
+            np.testing.assert_array_equal(outputs["kept"].device_array().numpy(), X)
+            state.get("kept")
+            np.testing.assert_array_equal(outputs["kept"].numpy(), X)
+            change()
+            with pytest.raises(ExecutionError, match="used too late"):
+                outputs["kept"].numpy()
+            np.testing.assert_array_equal(outputs["copy"].numpy(), X)
+
+
 # --- closed programs ------------------------------------------------------------------------------
 
 

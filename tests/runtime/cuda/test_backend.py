@@ -15,7 +15,7 @@ from devplan.runtime.backend import Backend, Operand
 from devplan.runtime.cuda import driver, staging
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
-from devplan.runtime.errors import ArtifactError, DeviceError, ExecutionError
+from devplan.runtime.errors import ArtifactError, DeviceError, ExecutionError, UsageError
 from devplan.runtime.program import (
     CPU,
     Copy,
@@ -327,8 +327,9 @@ def test_a_graph_goes_to_the_callers_stream(gpu: CudaBackend, cu: Any) -> None:
     gpu.use_stream(None)
     replay()
     assert cu.calls[-1][-1] != 4242
-    with pytest.raises(ExecutionError, match="no CUDA stream"):
-        gpu.use_stream("stream")
+    for wrong in ("stream", True, None.__class__):
+        with pytest.raises(UsageError, match="no CUDA stream"):
+            gpu.use_stream(wrong)
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -407,8 +408,13 @@ def test_loading_cudnn_never_imports_torch(
     gpu: CudaBackend, dnn: FakeCudnn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    seen: list[object] = []
-    monkeypatch.setattr(dnn, "create_handle", lambda: seen.append(sys.modules.get("torch", "absent")))
+    refused: list[str] = []
+
+    def create_handle() -> None:
+        with pytest.raises(ImportError, match="for cuDNN's sake"):
+            importlib.import_module("torch")
+        refused.append("handle")
+
+    monkeypatch.setattr(dnn, "create_handle", create_handle)
     gpu.bind(convolution(), IMAGES, {})
-    assert seen == [None]  # an import of it would have failed
-    assert "torch" not in sys.modules
+    assert refused == ["handle"] and "torch" not in sys.modules

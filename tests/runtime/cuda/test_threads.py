@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,3 +86,33 @@ def test_large_uploads_of_many_threads_do_not_mix(gpu: CudaBackend) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+WHILE_CUDNN_WORKS = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from devplan.runtime.cuda.cudnn import _without_torch
+found = []
+def other():
+    import torch
+    found.append(torch.is_real)
+with _without_torch(), _without_torch():
+    try:
+        import torch
+    except ImportError:
+        found.append("refused")
+    assert "torch" not in sys.modules
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+import torch
+assert found == ["refused", True], found
+"""
+
+
+def test_cudnn_gets_no_torch_and_other_threads_do(tmp_path: Path) -> None:
+    """A thread may import torch at the moment when another makes a convolution ready."""
+    (tmp_path / "torch.py").write_text("is_real = True\n")
+    command = [sys.executable, "-c", WHILE_CUDNN_WORKS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
