@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .bench_inputs import place_inputs
+from .bench_memory import free_memory, gpus_of, ledger_of, memory_of, span, workspaces_of
 from .errors import ExecutionError
 
 if TYPE_CHECKING:
     from .bound import BucketUse
+    from .cuda.ledger import Ledger
     from .engine import LoadedMethod, LoadedProgram
     from .timing import Percentiles
 
@@ -29,9 +31,12 @@ class BenchResult:
 
     A part is None where it cannot be told apart (a method that branches). ``memory`` is in bytes, None where
     the device has no such number. ``measured_total`` is by how much the driver's free memory fell from the
-    bare context to the loaded program after its calls; ``code`` what loading its kernels and libraries took,
-    ``context`` what is still gone when a program has run and was closed (handles and code of CUDA and its
-    libraries), ``rounding`` what is lost to whole pages. ``staging`` is on the host.
+    bare context to the loaded program after its calls, and the sum of all parts but ``staging``, which is on
+    the host. ``context`` is what is still gone when a program has run and was closed (handles and code of
+    CUDA and its libraries). Of what a program takes beyond that the driver is asked at each step: ``tensors``
+    are outputs and inputs that lie on the device, with padding, ``rounding`` what it gave beyond the bytes
+    asked for, ``code`` is of kernels and libraries, ``streams`` with pinned memory, ``load`` and ``calls``
+    what it took meanwhile at no such step. ``unnamed`` is the rest.
     """
 
     method: str
@@ -45,6 +50,8 @@ class BenchResult:
     buckets: tuple[BucketUse, ...] = ()
     """What became of each declared bucket in all calls, warm-up included."""
     other_calls: int = 0
+    workspaces: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    """By library function: distinct calls, and the most bytes that one is offered and needs."""
     bucket_latency: tuple[Percentiles, ...] = ()
     """Of calls of each bucket's sizes, host to host, where it was asked for."""
 
@@ -57,6 +64,7 @@ class BenchResult:
             "latency_us": {part: p.document() if p else None for part, p in self.latency.items()},
             "cold_start_s": dict(self.cold_start),
             "memory": dict(self.memory),
+            "workspaces": {name: dict(use) for name, use in self.workspaces.items()},
         }
         if self.buckets:
             document["buckets"] = [bucket.document() for bucket in self.buckets]
@@ -98,17 +106,20 @@ def measure(
         "device_map": dict(device_map) if device_map else None,
     }
     cold = measure_cold_start(artifact, method, inputs, options) if cold_start else {}
-    gpus = _gpus(artifact, device, device_map, weights)
-    free_before, context = _free_memory(gpus), None
+    gpus = gpus_of(artifact, device, device_map, weights)
+    free_before, context = free_memory(gpus), None
     if free_before is not None:
         with load(artifact, **options, notify=_silent) as program:
             program.method(method).run(place_inputs(program, program.method(method), inputs))
-        context = free_before - (_free_memory(gpus) or 0)
-    with load(artifact, **options, notify=notify) as program:
-        _count_code(program)
-        placed = place_inputs(program, program.method(method), inputs)
+        context = free_before - (free_memory(gpus) or 0)
+    with ledger_of(gpus) as ledger, span(ledger, "load"):
+        program = load(artifact, **options, notify=notify)
+    with program:
         called = program.method(method)
-        result = bench(program, called, placed, repeat, warmup, free_before, context)
+        with ledger_of(gpus, ledger), span(ledger, "calls"):
+            placed = place_inputs(program, called, inputs)
+            called.run(placed)
+        result = bench(program, called, placed, repeat, warmup, free_before, context, ledger)
         if bucket_inputs:
             each = [place_inputs(program, called, given) for given in bucket_inputs]
             latencies = tuple(_latency(called, given, repeat, warmup)[0] for given in each)
@@ -131,6 +142,7 @@ def bench(
     warmup: int = 10,
     free_before: int | None = None,
     context: int | None = None,
+    ledger: Ledger | None = None,
 ) -> BenchResult:
     """Measure a loaded method with these inputs.
 
@@ -142,10 +154,11 @@ def bench(
         warmup: calls before them.
         free_before: bytes that were free on the GPU before the program was loaded.
         context: bytes that CUDA and its libraries keep for the process, once they have run such a program.
+        ledger: what each step of loading and of the first calls took.
     """
     end_to_end, times = _latency(method, inputs, repeat, warmup)
     latency: dict[str, Percentiles | None] = {"end_to_end": end_to_end}
-    memory = _memory(program, method, free_before, context)  # before the parts, whose graph takes memory too
+    memory = memory_of(program, method, free_before, context, ledger)  # before the parts, which take some too
     latency |= _parts(program, method, inputs, repeat)
     labels = [backend.label for slot, backend in program.backends.items() if slot.kind != "cpu"]
     device = ", ".join(labels) or "cpu"
@@ -158,6 +171,7 @@ def bench(
         tuple(times),
         buckets=method.buckets,
         other_calls=method.other_calls,
+        workspaces=workspaces_of(program),
     )
 
 
@@ -198,79 +212,6 @@ def _parts(
         return sum(seconds for (name, _, _), seconds in zip(groups, run, strict=True) if name == part)
 
     return {part: Percentiles.of([total(part, run) for run in runs]) for part in PARTS}
-
-
-PAGE = 2 << 20
-"""Bytes that the driver hands out at once."""
-
-
-def _memory(
-    program: LoadedProgram, method: LoadedMethod, free_before: int | None, context: int | None
-) -> dict[str, int | None]:
-    report = program.memory
-    free_after = _gpu_free(program)
-    measured = free_before - free_after if free_before is not None and free_after is not None else None
-    return {
-        "arena": report.arena,
-        "constants": report.constants,
-        "state": report.state,
-        "staging": report.staging,
-        "graph": method.graph_nbytes,
-        "code": _code_nbytes(program),
-        "context": context,
-        "rounding": None
-        if measured is None
-        else sum(-nbytes % PAGE for nbytes in (report.arena, report.constants, report.state)),
-        "measured_total": measured,
-    }
-
-
-def _count_code(program: LoadedProgram) -> None:
-    """Ask the driver at each kernel that is loaded: before the first call, which loads them."""
-    for backend in program.backends.values():
-        counting: Any = backend
-        if hasattr(counting, "counts_code"):
-            counting.counts_code = True
-
-
-def _code_nbytes(program: LoadedProgram) -> int | None:
-    counting = [backend for backend in program.backends.values() if getattr(backend, "counts_code", False)]
-    return sum(getattr(backend, "code_nbytes", 0) for backend in counting) if counting else None
-
-
-def _gpu_free(program: LoadedProgram) -> int | None:
-    gpus: dict[int, Any] = {
-        getattr(backend, "ordinal", slot.index): ask
-        for slot, backend in program.backends.items()
-        if (ask := getattr(backend, "memory_info", None)) is not None
-    }
-    return sum(ask()[0] for ask in gpus.values()) if gpus else None
-
-
-def _gpus(
-    artifact: Path, device: str | None, device_map: Mapping[str, str] | None, weights: Sequence[Path]
-) -> set[int]:
-    """The GPUs that an artifact would run on; none where there is none, and on another device."""
-    if device is not None and not device.startswith("cuda"):
-        return set()
-    from .cuda.driver import cuda_available
-
-    if not cuda_available()[0]:
-        return set()
-    from .artifact import read
-    from .loading import device_slots, ordinals
-
-    slots = device_slots(read(artifact, weights=weights).planned)
-    return set(ordinals(slots, device, device_map or {}).values())
-
-
-def _free_memory(gpus: set[int]) -> int | None:
-    """Free bytes on all these GPUs, with their contexts in place; None without any."""
-    if not gpus:
-        return None
-    from .cuda.backend import shared_backend
-
-    return sum(shared_backend(gpu).memory_info()[0] for gpu in gpus)
 
 
 def _silent(line: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..backend import Operand, Step
 from ..errors import DeviceError, DevplanError, ExecutionError
@@ -18,13 +18,14 @@ from .context import GpuContext
 from .copies import bind_copy, bind_fill, bind_moving_copy
 from .driver import check
 from .launch import ArgumentArray, early_config
+from .ledger import noted
 
 if TYPE_CHECKING:
     from ..host_io import HostEnd
     from ..tensor import DeviceTensor
+    from .nvidia_library import WorkspaceUse
 
 _WARP = 32
-_Loaded = TypeVar("_Loaded")
 
 _LIBRARIES = {"matmul": "cublaslt", "convolution": "cudnn", "attention": "cudnn"}
 """Which library serves a function of `runtime.library`; `fill` needs none."""
@@ -52,12 +53,10 @@ class CudaBackend(GpuContext):
         self._libraries: dict[str, Any] = {}
         self._moving: list[graph.MovingNode] = []
         self._scratch: int | None = None
+        self.workspaces: dict[str, WorkspaceUse] = {}
+        """By the key of a library's call, for all that were bound."""
         self.tuning: Mapping[str, int] = {}
         """Which of a library's algorithms to take, by the call's key; see `runtime.tune`."""
-        self.counts_code = False
-        """Whether to ask what memory each kernel and library call takes when it is loaded: `bench` does."""
-        self.code_nbytes = 0
-        """Device bytes that loading kernels and libraries took, where they are counted."""
         self.launches_early = os.environ.get("DEVPLAN_EARLY_LAUNCH", "1") != "0"
         """Whether a kernel that waits by itself is launched while the one before it ends."""
 
@@ -84,19 +83,11 @@ class CudaBackend(GpuContext):
             if name not in self._kernels:
                 raise ExecutionError(f"kernel `{name}` was not loaded")
             code = self._kernels[name][1]
-            module, function = self._counted(lambda: load_function(self._cu, code, name))
+            with noted("code"):
+                module, function = load_function(self._cu, code, name)
             (self._owner or self)._modules.append(module)
             self._functions[name] = function
         return self._functions[name]
-
-    def _counted(self, load: Callable[[], _Loaded]) -> _Loaded:
-        """What ``load`` gives, the memory that it takes added to ``code_nbytes`` where that is counted."""
-        if not self.counts_code:
-            return load()
-        before = self.memory_info()[0]
-        loaded = load()
-        self.code_nbytes += max(before - self.memory_info()[0], 0)
-        return loaded
 
     def bind(
         self,
@@ -162,7 +153,8 @@ class CudaBackend(GpuContext):
             return bind_fill(self, operands[call.writes[0]], call.attribute("value"))
         library = _LIBRARIES.get(call.function)
         if library is not None:
-            step: Step = self._counted(lambda: self.library(library).bind(call, operands))
+            with noted("code"):
+                step: Step = self.library(library).bind(call, operands)
             return step
         raise DeviceError(
             f"library function `{call.function}` is not served on CUDA",
@@ -254,7 +246,7 @@ class CudaBackend(GpuContext):
         Raises:
             ExecutionError: something cannot be recorded; the backend stays usable and the steps runnable.
         """
-        with self.lock:
+        with self.lock, noted("graph"):
             return self._captured(steps)
 
     def _captured(self, steps: Sequence[Step]) -> graph.GraphStep:

@@ -12,6 +12,7 @@ from ..errors import DeviceError, ExecutionError, UsageError
 from ..program import Device
 from . import warm
 from .driver import check, device_info, initialise
+from .ledger import current, noted
 from .staging import Staging
 
 
@@ -56,7 +57,8 @@ class GpuContext:
     def _new_stream(self) -> Any:
         self.enter()
         flags = self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return check(self._cu.cuStreamCreate(flags), f"make a stream on GPU {self.ordinal}")
+        with noted("streams"):
+            return check(self._cu.cuStreamCreate(flags), f"make a stream on GPU {self.ordinal}")
 
     @property
     def device(self) -> Device:
@@ -119,20 +121,31 @@ class GpuContext:
     def allocate(self, nbytes: int) -> int:
         """Reserve device memory, 256-aligned; 0 bytes reserve one."""
         self.enter()
-        return int(check(self._cu.cuMemAlloc(max(nbytes, 1)), f"reserve {nbytes} bytes on {self.label}"))
+        with noted("blocks"):
+            block = self._cu.cuMemAlloc(max(nbytes, 1))
+        address = int(check(block, f"reserve {nbytes} bytes on {self.label}"))
+        if (ledger := current()) is not None:
+            ledger.allocated(address, nbytes)
+        return address
 
     def free(self, address: int) -> None:
         """Give memory back."""
-        self.aside(self._cu.cuMemFree, address, f"free memory on {self.label}")
+        with noted("blocks"):
+            self.aside(self._cu.cuMemFree, address, f"free memory on {self.label}")
+        if (ledger := current()) is not None:
+            ledger.freed(address)
 
     def allocate_host(self, nbytes: int) -> int:
         """Reserve pinned host memory."""
         self.enter()
-        return int(check(self._cu.cuMemHostAlloc(max(nbytes, 1), 0), f"pin {nbytes} bytes of host memory"))
+        with noted("streams"):
+            block = self._cu.cuMemHostAlloc(max(nbytes, 1), 0)
+        return int(check(block, f"pin {nbytes} bytes of host memory"))
 
     def free_host(self, address: int) -> None:
         """Give pinned memory back."""
-        self.aside(self._cu.cuMemFreeHost, address, "free pinned host memory")
+        with noted("streams"):
+            self.aside(self._cu.cuMemFreeHost, address, "free pinned host memory")
 
     @cached_property
     def _pinned_query(self) -> tuple[Any, Any]:
@@ -155,7 +168,7 @@ class GpuContext:
 
     def upload_all(self, pieces: Iterable[tuple[int, memoryview]], total: int) -> None:
         """Copy pieces of one block of memory, of ``total`` bytes, in the order of their addresses, now."""
-        with self.lock:  # the staging memory is one
+        with self.lock, noted("streams"):  # the staging memory is one
             self.enter()
             if self._staging is None:
                 self._staging = Staging(self._cu, self._own_stream)
@@ -188,6 +201,14 @@ class GpuContext:
         self.enter()
         free, total = check(self._cu.cuMemGetInfo(), "ask for free memory")
         return int(free), int(total)
+
+    def free_nbytes(self) -> int:
+        """The free bytes alone, the thread's context as it was."""
+        check(self._cu.cuCtxPushCurrent(self.context), f"enter GPU {self.ordinal}")
+        try:
+            return int(check(self._cu.cuMemGetInfo(), "ask for free memory")[0])
+        finally:
+            self._cu.cuCtxPopCurrent()
 
     def follow(self, stream: int) -> None:
         """Let this stream's coming work wait for what another stream of the process holds."""

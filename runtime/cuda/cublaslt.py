@@ -102,6 +102,8 @@ class CublasLt:
         limit = workspace.span_nbytes if workspace else 0
         key = matmul_key(call, described, limit)
         chosen = self._choose(key, operation, layouts, described, limit, algorithm)
+        use = nvidia_library.WorkspaceUse(call.function, limit, chosen.workspace_nbytes)
+        self._backend.workspaces[key] = use
         scalar = ctypes.c_double if described.d.operand.dtype is DType.FLOAT64 else ctypes.c_float
         alpha = scalar(_number(call, "alpha", 1.0))
         beta = scalar(_number(call, "beta", 1.0) if described.c else 0.0)

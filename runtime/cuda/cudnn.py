@@ -17,6 +17,7 @@ from ..errors import DeviceError, ExecutionError
 from ..program import LibraryCall
 from . import warm
 from .cudnn_graphs import Described, attention, convolution
+from .nvidia_library import WorkspaceUse
 
 if TYPE_CHECKING:
     from .backend import CudaBackend
@@ -118,7 +119,9 @@ class Cudnn:
         workspace = operands.get(call.workspace)
         with _without_torch():
             described = self._describe(call, operands)
-            self._build(described, workspace.span_nbytes if workspace else 0, algorithm)
+            offered = workspace.span_nbytes if workspace else 0
+            needed = self._build(described, offered, algorithm)
+        self._backend.workspaces[self.key(call, operands)] = WorkspaceUse(call.function, offered, needed)
         return self._step(described, workspace.address if workspace else 0, algorithm)
 
     def key(self, call: LibraryCall, operands: Mapping[str, Operand]) -> str:
@@ -180,8 +183,8 @@ class Cudnn:
             graph.deselect_numeric_notes([notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS])
         graph.deselect_workspace_greater_than(workspace)
 
-    def _build(self, described: Described, workspace: int, algorithm: int | None) -> None:
-        """Make the engine ready that cuDNN thinks best, or the one asked for."""
+    def _build(self, described: Described, workspace: int, algorithm: int | None) -> int:
+        """Make the engine ready that cuDNN thinks best, or the one asked for; gives the bytes it needs."""
         cudnn, graph = self._cudnn, described.graph
         try:
             self._plan(described, workspace)
@@ -204,6 +207,7 @@ class Cudnn:
                 f"the planned workspace is too small for a {described.title}",
                 why=f"cuDNN needs {needed} bytes, {workspace} are planned",
             )
+        return needed
 
 
 def _nothing() -> None:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DeviceError
 from . import warm
 
 _HINT = 'install it: `pip install "devplan[cuda]"`, or export with `--no-library-calls`'
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceUse:
+    """What the plan offered a library's call and what the chosen algorithm needs, in bytes."""
+
+    function: str
+    offered: int
+    needed: int
 
 
 def load(name: str, title: str) -> tuple[ctypes.CDLL, str]:

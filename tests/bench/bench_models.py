@@ -195,7 +195,7 @@ def summary(case: Case) -> tuple[float, float]:
     )
     parts = case.documents["devplan"]["memory"]
     known = sum(
-        parts[k] or 0 for k in ("arena", "constants", "state", "graph", "code", "context", "rounding")
+        v or 0 for k, v in parts.items() if k not in ("staging", "load", "calls", "unnamed", "measured_total")
     )
     print(
         f"{case.model:16}{case.batch:4}{ours['end_to_end']:11.1f} us{ours['device']:10.1f} us"

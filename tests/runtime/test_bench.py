@@ -55,7 +55,8 @@ def test_a_measurement_has_the_contracts_keys(loaded: LoadedProgram) -> None:
     for numbers in document["latency_us"].values():
         assert list(numbers) == ["p50", "p90", "p99", "min", "mean"]
     assert list(document["memory"]) == [
-        "arena", "constants", "state", "staging", "graph", "code", "context", "rounding", "measured_total",
+        "arena", "constants", "state", "staging", "graph", "tensors", "rounding", "code", "streams", "load",
+        "calls", "unnamed", "context", "measured_total",
     ]  # fmt: skip
     assert document["memory"]["measured_total"] is None
     assert document["method"] == "forward"

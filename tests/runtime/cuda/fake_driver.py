@@ -39,7 +39,7 @@ class FakeDriver:
 
     CUresult = CUresult
     CUdevice_attribute = CUfunction_attribute = CUstream_flags = CUevent_flags = CUmemorytype = _Names()
-    CUstreamCaptureMode = CUstreamCaptureStatus = CUpointer_attribute = _Names()
+    CUevent_record_flags = CUstreamCaptureMode = CUstreamCaptureStatus = CUpointer_attribute = _Names()
     CUDA_MEMCPY2D = Rectangle
     CUlaunchAttributeID = _Names()
     CUlaunchConfig = CUlaunchAttribute = CUlaunchAttributeValue = Launching
@@ -186,6 +186,9 @@ class FakeDriver:
 
     def _cuEventCreate(self, flags: str) -> str:
         return "event"
+
+    def _cuEventElapsedTime(self, begin: str, end: str) -> float:
+        return 1.0
 
     def _cuModuleLoadData(self, image: bytes) -> str:
         return f"module of {len(image)} bytes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from devplan.runtime.backend import Backend, Operand
 from devplan.runtime.cuda import driver, staging
 from devplan.runtime.cuda.backend import CudaBackend
+from devplan.runtime.cuda.ledger import Ledger, opened
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import ArtifactError, DeviceError, ExecutionError, UsageError
 from devplan.runtime.program import (
@@ -207,11 +209,12 @@ def test_the_memory_that_code_takes_is_counted_on_request(
 
     monkeypatch.setattr(cu, "_cuModuleLoadData", load, raising=False)
     monkeypatch.setattr(cu, "_cuMemGetInfo", lambda: (free[0], 1 << 37), raising=False)
-    gpu.counts_code = counts
     gpu.load([add_kernel()])
-    for _ in range(2):
-        gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})
-    assert gpu.code_nbytes == (2 << 20 if counts else 0)
+    noting = Ledger(lambda: gpu.memory_info()[0])
+    with opened(noting) if counts else nullcontext():
+        for _ in range(2):
+            gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})
+    assert noting.taken["code"] == (2 << 20 if counts else 0)
     assert ("cuMemGetInfo" in cu.names()) == counts
 
 

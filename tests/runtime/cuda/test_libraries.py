@@ -12,6 +12,7 @@ import pytest
 
 from devplan.runtime.backend import Operand
 from devplan.runtime.cuda.backend import CudaBackend
+from devplan.runtime.cuda.ledger import Ledger, opened
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import DeviceError, ExecutionError
 from devplan.runtime.program import Device, LibraryCall
@@ -331,10 +332,17 @@ def test_the_memory_that_a_library_takes_is_counted_on_request(
 
     monkeypatch.setattr(dnn, "create_handle", create_handle)
     monkeypatch.setattr(cu, "_cuMemGetInfo", lambda: (free[0], 1 << 37), raising=False)
-    gpu.counts_code = True
-    for _ in range(2):
-        gpu.bind(convolution(), IMAGES, {})
-    assert gpu.code_nbytes == 2 << 20
+    with opened(Ledger(lambda: free[0])) as noting:
+        for _ in range(2):
+            gpu.bind(convolution(), IMAGES, {})
+    assert noting.taken["code"] == 2 << 20
+
+
+def test_what_calls_are_offered_and_need_is_known(gpu: CudaBackend, dnn: FakeCudnn) -> None:
+    dnn.needs = [48]
+    gpu.bind(convolution(), IMAGES, {})
+    (use,) = gpu.workspaces.values()
+    assert (use.function, use.offered, use.needed) == ("convolution", 64, 48)
 
 
 def test_engines_keep_within_the_planned_workspace(gpu: CudaBackend, dnn: FakeCudnn) -> None:
