@@ -56,7 +56,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def var_mean(
-    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+    x: Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Any:
     """As ``aten.var_mean`` of no elements, which has no mean; else NotImplemented."""
     if 0 not in x.shape:
@@ -192,8 +192,8 @@ def integer_power(base: Tensor, exponent: Tensor) -> Any:
     kind = torch.result_type(base, exponent)
     if kind.is_floating_point or kind.is_complex or kind == torch.bool:
         return NotImplemented
-    base, exponent = torch.broadcast_tensors(base.to(kind), exponent.to(kind))
-    power, factor = torch.ones_like(base), base
+    base, exponent = base.to(kind), exponent.to(kind)
+    power, factor = torch.ones_like(base | exponent), base
     bits = torch.iinfo(kind).bits - int(kind.is_signed)
     for bit in range(min(bits, 8)):
         power = torch.where(((exponent >> bit) & 1) != 0, power * factor, power)
