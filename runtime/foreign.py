@@ -10,7 +10,7 @@ from typing import Any
 from . import dlpack
 from .backend import Operand
 from .dtypes import DType
-from .errors import UsageError
+from .errors import DevplanError, UsageError
 from .host import contiguous_strides, is_native, numpy_dtype
 from .program import Device
 from .tensor_backend import Memory, TensorBackend, backend_of
@@ -35,8 +35,8 @@ Taken = tuple[Operand, TensorBackend, Memory]
 def from_dlpack(value: Any, backend: TensorBackend | None) -> Taken:
     try:
         kind, ordinal = (int(part) for part in value.__dlpack_device__())
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # torch's meta tensors are nowhere
-        raise UsageError(f"`{type(value).__name__}` cannot be used in place", why=str(error)) from error
+    except Exception as error:  # whatever the producer raises: torch's meta tensors are nowhere
+        raise _unusable(value, error) from error
     if kind != dlpack.CUDA:
         raise UsageError(
             f"`{type(value).__name__}` is not in the memory of an NVIDIA GPU",
@@ -51,10 +51,17 @@ def from_dlpack(value: Any, backend: TensorBackend | None) -> Taken:
         except TypeError:  # a producer from before DLPack 1.0
             capsule = value.__dlpack__(stream=here.stream)
         described, release = dlpack.consume(capsule)
-    except (BufferError, RuntimeError) as error:
-        raise UsageError(f"`{type(value).__name__}` cannot be used in place", why=str(error)) from error
+    except DevplanError:
+        raise
+    except Exception as error:
+        raise _unusable(value, error) from error
     operand = Operand(described.address, described.dtype, described.shape, described.strides, here.device)
     return operand, here, Memory(release, is_read_only=described.is_read_only)
+
+
+def _unusable(value: object, error: Exception) -> UsageError:
+    why = str(error) or type(error).__name__
+    return UsageError(f"`{type(value).__name__}` cannot be used in place", why=why)
 
 
 def from_interface(interface: Any, owner: object, backend: TensorBackend | None) -> Taken:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from math import prod
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
 
 from .errors import UsageError
+
+_TOO_MANY = 1 << 56
+"""More elements than any memory holds, whose bytes no library counts."""
 
 Index = int | slice | EllipsisType | None
 """What may stand between the brackets of a view."""
@@ -64,7 +68,7 @@ def extents_of(shape: Any) -> tuple[int, ...]:
         extents = tuple(index_of(extent) for extent in (shape if isinstance(shape, Iterable) else (shape,)))
     except TypeError:
         extents = (-1,)
-    if any(extent < 0 for extent in extents):
+    if any(extent < 0 for extent in extents) or prod(extents) >= _TOO_MANY:
         raise UsageError(f"a tensor cannot have the shape {shape}")
     return extents
 

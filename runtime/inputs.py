@@ -12,7 +12,7 @@ import numpy as np
 from .backend import Operand
 from .dlpack import CPU_DEVICE, PINNED, consume
 from .dtypes import DType
-from .errors import UsageError
+from .errors import DevplanError, UsageError
 from .expr import Expr, Size, evaluate
 from .host import Array, HostTensor, address_of, array_at, is_native, numpy_dtype
 from .program import Argument, Method, Port, Symbol
@@ -59,10 +59,17 @@ def _from_dlpack(value: Any, label: str) -> tuple[Array, DType]:
         except BaseException:
             release()
             raise
-    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise UsageError(f"{label} cannot be read as a host tensor", why=str(error)) from error
+    except DevplanError:
+        raise
+    except Exception as error:  # whatever the producer raises
+        raise _unreadable(label, error) from error
     owner = _Borrowed(held, release)
     return np.asarray(owner), described.dtype
+
+
+def _unreadable(label: str, error: Exception) -> UsageError:
+    why = str(error) or type(error).__name__
+    return UsageError(f"{label} cannot be read as a host tensor", why=why)
 
 
 class _Borrowed:
@@ -83,7 +90,10 @@ def _to_array(value: object, label: str) -> Array:
     if isinstance(value, np.ndarray | np.generic | bool | int | float) or hasattr(
         value, "__array_interface__"
     ):
-        return np.asarray(value)
+        try:
+            return np.asarray(value)
+        except Exception as error:  # NumPy raises many kinds for an interface that tells nonsense
+            raise _unreadable(label, error) from error
     raise UsageError(
         f"{label} is of type `{type(value).__name__}`",
         why="a tensor was wanted",

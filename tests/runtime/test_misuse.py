@@ -96,6 +96,33 @@ def test_what_is_no_such_tensor_is_refused(identity: Identity, value: Any, messa
 
 
 @pytest.mark.parametrize(
+    "told",
+    [{}, {"data": None}, {"shape": ...}, {"typestr": ...}, {"typestr": "zz"}, {"data": (0, False), "strides": (4, 4)}],
+)  # fmt: skip
+def test_an_interface_that_tells_nonsense_is_refused(identity: Identity, told: dict[str, Any]) -> None:
+    class Odd:
+        def __init__(self) -> None:
+            good = {"shape": (4,), "typestr": "<f4", "version": 3}
+            self.__array_interface__ = {k: value for k, value in (good | told).items() if value is not ...}
+
+    with identity() as program, pytest.raises(UsageError, match="`x`"):
+        program.method()(Odd())
+
+
+@pytest.mark.parametrize("error", [TypeError("t"), KeyError("k"), OSError("o"), BufferError()])
+def test_a_producer_that_fails_is_told(identity: Identity, error: Exception) -> None:
+    class Producer:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+        def __dlpack__(self) -> Any:
+            raise error
+
+    with identity() as program, pytest.raises(UsageError, match="cannot be read as a host tensor"):
+        program.method()(Producer())
+
+
+@pytest.mark.parametrize(
     ("dtype", "value", "kept"),
     [
         (DType.BFLOAT16, 1.5, 1.5), (DType.BFLOAT16, 3, 3), (DType.FLOAT8_E5M2, -2.0, -2), (DType.FLOAT16, 7, 7),
@@ -340,7 +367,7 @@ def test_a_closed_program_gives_out_no_memory(identity: Identity) -> None:
     ("shape", "dtype", "message"),
     [((2,), "float31", "no element type `float31`"), ((2,), None, "no element type `None`"),
      ((-2,), "float32", "cannot have the shape"), ((2.5,), "float32", "cannot have the shape"),
-     ("ab", "float32", "cannot have the shape"), ((True,), "float32", "cannot have the shape")],
+     ("ab", "float32", "cannot have the shape"), ((1 << 70,), "int8", "cannot have the shape"), ((True,), "float32", "cannot have the shape")],
 )  # fmt: skip
 def test_memory_of_no_shape_or_type_is_refused(
     identity: Identity, shape: Any, dtype: Any, message: str
