@@ -118,11 +118,12 @@ def measure(
         called = program.method(method)
         with ledger_of(gpus, ledger), span(ledger, "calls"):
             placed = place_inputs(program, called, inputs)
-            called.run(placed)
+            if ledger is not None:
+                called.run(placed)
         result = bench(program, called, placed, repeat, warmup, free_before, context, ledger)
         if bucket_inputs:
             each = [place_inputs(program, called, given) for given in bucket_inputs]
-            latencies = tuple(_latency(called, given, repeat, warmup)[0] for given in each)
+            latencies = tuple(_latency(called, given, repeat, max(warmup, 1))[0] for given in each)
             uses, others = called.buckets, called.other_calls
             result = replace(result, buckets=uses, other_calls=others, bucket_latency=latencies)
     document = {**result.document(), "cold_start_s": cold or None}
@@ -156,7 +157,8 @@ def bench(
         context: bytes that CUDA and its libraries keep for the process, once they have run such a program.
         ledger: what each step of loading and of the first calls took.
     """
-    end_to_end, times = _latency(method, inputs, repeat, warmup)
+    done = 0 if ledger is None else 1  # a call was made while the ledger was open
+    end_to_end, times = _latency(method, inputs, repeat, max(warmup, 1) - done)
     latency: dict[str, Percentiles | None] = {"end_to_end": end_to_end}
     memory = memory_of(program, method, free_before, context, ledger)  # before the parts, which take some too
     latency |= _parts(program, method, inputs, repeat)
@@ -181,7 +183,7 @@ def _latency(
     """Of calls host to host, after those that warm up; the seconds of each too."""
     from .timing import Percentiles
 
-    for _ in range(max(warmup, 1)):
+    for _ in range(warmup):
         method.run(inputs)
     clock, times = time.perf_counter, list[float]()
     for _ in range(repeat):
