@@ -16,7 +16,7 @@ from .complex_pairs import has_complex
 from .data_loops import unrolled_loops
 from .data_turns import close_turns
 from .frames import is_users
-from .indexed_writes import directed_writes
+from .directed_accesses import directed_accesses
 from .inductor.interfaces import pytree, unasked_values
 from .lifted_tensors import merge_lifted_tensors
 from .module_casts import traced_casts
@@ -59,7 +59,7 @@ def _as_tracing_needs(module: torch.nn.Module) -> Iterator[None]:
         grouped_experts(module),
         unrolled_loops(),
         traced_casts(module),
-        directed_writes(),
+        directed_accesses(),
         unasked_values(),
     ):
         yield

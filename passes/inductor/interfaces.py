@@ -13,7 +13,7 @@ import torch.distributions
 import torch.nn.modules.transformer
 import torch.utils._pytree as pytree
 from torch._decomp import core_aten_decompositions
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv, FloorToInt, ToFloat, TruncToInt
@@ -27,6 +27,7 @@ __all__ = [
     "in_integers",
     "is_composite",
     "is_higher_order",
+    "known_value",
     "make_fx",
     "python_text",
     "pytree",
@@ -57,6 +58,11 @@ def in_integers(expression: Any) -> Any:
 
 
 _LONGEST_FRACTION = 1 << 16
+
+
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The value of a tensor that tracing meets, where it is a constant that no input has to do with."""
+    return tensor.constant if isinstance(tensor, FakeTensor) else tensor
 
 
 @contextlib.contextmanager

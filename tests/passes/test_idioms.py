@@ -149,6 +149,13 @@ def test_a_write_at_a_position_leaves_out_leading_dimensions_of_the_value() -> N
     is_right(Call(write), rand(4, 4), torch.tensor(-2))
 
 
+def test_a_read_at_a_position_that_is_a_tensor() -> None:
+    def read(m: Any, x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return m.table[at] * x, x[at - 1, :2], x[..., at], x[None, at, 1:], x[torch.tensor(1)], x[at, at]
+
+    is_right(Call(read, table=rand(9)), rand(4, 4), torch.tensor(-2))
+
+
 def test_a_transformer_is_given_masks() -> None:
     class Translator(nn.Module):
         def __init__(self) -> None:
@@ -192,6 +199,6 @@ def test_distributions_without_a_rule_are_refused_with_what_to_do_instead() -> N
 
 
 def test_tracing_leaves_torch_as_it_was() -> None:
-    before = (torch.Tensor.__setitem__, torch.distributions.Distribution._validate_args)
+    before = (torch.Tensor.__getitem__, torch.distributions.Distribution._validate_args)
     export_method(MethodSource("forward", nn.ReLU(), (rand(2),)))
-    assert (torch.Tensor.__setitem__, torch.distributions.Distribution._validate_args) == before
+    assert (torch.Tensor.__getitem__, torch.distributions.Distribution._validate_args) == before
