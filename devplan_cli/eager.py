@@ -58,6 +58,7 @@ def run_eagerly(source: MethodSource, leaves: Sequence[Any]) -> list[Any]:
     import torch
     from torch.utils import _pytree as pytree
 
+    from ..passes.data_classes import know_data_classes
     from ..passes.user_code import blame
 
     args, kwargs = source.args, source.kwargs
@@ -69,7 +70,9 @@ def run_eagerly(source: MethodSource, leaves: Sequence[Any]) -> list[Any]:
 
     fresh: Any = pytree.tree_map(copied, (args, kwargs))
     try:
-        outputs: list[Any] = pytree.tree_leaves(source.module(*fresh[0], **fresh[1]))
+        result = source.module(*fresh[0], **fresh[1])
+        know_data_classes(result)
+        outputs: list[Any] = pytree.tree_leaves(result)
     except Exception as error:
         raise blame(error, source.name, None, "running it eagerly") from error
     return outputs

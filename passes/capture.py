@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -13,13 +14,15 @@ import torch
 from ..runtime.errors import DevplanError, UnsupportedOperatorError
 from .builder import is_dense
 from .complex_pairs import has_complex
+from .data_classes import known_results
 from .data_loops import unrolled_loops
 from .data_turns import close_turns
-from .frames import is_users
 from .directed_accesses import directed_accesses
+from .frames import is_users
 from .inductor.interfaces import pytree, unasked_values
 from .lifted_tensors import merge_lifted_tensors
 from .module_casts import traced_casts
+from .raised_checks import passed_checks
 from .random_numbers import is_random
 from .source import MethodSource
 
@@ -60,6 +63,8 @@ def _as_tracing_needs(module: torch.nn.Module) -> Iterator[None]:
         unrolled_loops(),
         traced_casts(module),
         directed_accesses(),
+        known_results(module),
+        passed_checks(),
         unasked_values(),
     ):
         yield
@@ -105,6 +110,12 @@ def _refusal(method: str, error: Exception) -> UnsupportedOperatorError:
     lines = [line for line in text.splitlines() if line.strip()]
     operator = _operator(error)
     at = f", at operator `{operator}`" if operator else ""
+    if unknown := re.search(r"Found <class '([^']+)'> in output", text):
+        return UnsupportedOperatorError(
+            f"method `{method}` returns a `{unknown[1].rpartition('.')[2]}`",
+            why=f"`{unknown[1]}` is not made of tensors in a way that torch knows",
+            hint="return its tensors, one by one or in a tuple, a dict or a data class",
+        )
     hint = "`--verbose` shows torch's whole report"
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
         hint = (

@@ -175,6 +175,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     strides = dense_strides(tensor)
     order = sorted(range(tensor.dim()), key=lambda d: (-strides[d], -tensor.shape[d]))
     flat = tensor.detach().permute(order).contiguous().reshape(-1)
+    flat = flat.as_strided((flat.numel(),), (1,))  # a single element may have any stride
     array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = flat.view(torch.uint8).numpy()
     return array.data
 

@@ -64,6 +64,8 @@ class _UntouchedZeros(TorchFunctionMode):
 def untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Zeros whose memory the system has yet to give: `torch.zeros` would write them."""
     nbytes = math.prod(shape) * dtype.itemsize
+    if not nbytes:
+        return torch.zeros(tuple(shape), dtype=dtype)
     return torch.from_numpy(np.zeros(nbytes, np.uint8)).view(dtype).view(tuple(shape))
 
 

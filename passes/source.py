@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .data_classes import know_data_classes
 from .options import BucketRule
 
 
@@ -26,6 +27,9 @@ class MethodSource:
     exported: torch.export.ExportedProgram | None = None
     buckets: tuple[BucketRule, ...] = ()
     """Sizes of its dynamic dimensions that the model file declares."""
+
+    def __post_init__(self) -> None:
+        know_data_classes((self.args, self.kwargs))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from devplan.passes.capture import export_method
 from devplan.passes.exported import cast_methods
 from devplan.passes.source import MethodSource, ModelSource
 from devplan.runtime.errors import UnsupportedOperatorError
+from devplan.tests.support.checking import checked
 from devplan.tests.zoo.measure import measure
 
 pytestmark = pytest.mark.torch
@@ -191,6 +193,68 @@ def test_factorizations_of_constants_are_made_at_export() -> None:
         return x @ torch.linalg.inv(m.a), x * torch.linalg.slogdet(m.a)[1], x @ torch.linalg.qr(m.a)[0]
 
     is_right(Call(solve, a=matrix), rand(3, 4))
+
+
+def test_checks_of_values_are_taken_to_hold() -> None:
+    is_right(Call(checked), rand(3, 4))
+
+
+@pytest.mark.parametrize("way", ["both", "later"])
+def test_branches_that_do_something_depend_on_data(way: str) -> None:
+    def branches(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if way == "both" and (x > 0).any():
+            x = x + 1
+        if x.sum() > 0:
+            x = x * 2
+            raise ValueError("after a change")
+        return (x,)
+
+    with pytest.raises(UnsupportedOperatorError, match=r"__bool__.*test_idioms.py"):
+        export_method(MethodSource("forward", Call(branches), (rand(3, 4),)))
+
+
+@dataclass
+class Boxes:
+    """What a detector returns."""
+
+    corners: torch.Tensor
+    labels: list[torch.Tensor]
+    classes: int = 3
+
+
+def test_data_classes_go_in_and_come_out() -> None:
+    class Shift(nn.Module):
+        def forward(self, boxes: Boxes) -> dict[str, Any]:
+            return {"moved": Boxes(boxes.corners * boxes.classes, [boxes.labels[0] + 1])}
+
+    given = Boxes(rand(2, 4), [torch.tensor([1, 2])])
+    is_right(Shift(), given)
+    planned = export(Shift(), (given,)).planned
+    names = [port.name for port in planned.program.methods[0].outputs]
+    assert names[:2] == ["moved.corners", "moved.labels.0"]
+
+
+def test_what_is_no_data_of_torch_is_refused_by_its_name() -> None:
+    class Sampler:
+        def __init__(self, mean: torch.Tensor) -> None:
+            self.mean = mean
+
+    class Encoder(nn.Module):
+        def forward(self, x: torch.Tensor) -> Sampler:
+            return Sampler(x)
+
+    with pytest.raises(UnsupportedOperatorError, match="returns a `Sampler`"):
+        export_method(MethodSource("forward", Encoder(), (rand(2),)))
+
+
+def test_a_cast_of_a_tensor_without_elements() -> None:
+    module = Call(lambda m, x: (x,), none=torch.zeros(0, 3))
+    (cast,) = cast_methods([MethodSource("forward", module, (rand(2),))], "float16")
+    assert cast.module.none.shape == (0, 3)  # type: ignore[union-attr]
+
+
+def test_a_constant_of_one_element_out_of_every_second_one() -> None:
+    is_right(Call(lambda m, x: (x * m.a, m.a[0]), a=torch.tensor([[3.0, 4.0]])[:, ::2]), rand(2, 1))
 
 
 def test_distributions_without_a_rule_are_refused_with_what_to_do_instead() -> None:

@@ -21,6 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from devplan.passes import export as exporting
+from devplan.passes.data_classes import know_data_classes
 from devplan.passes.options import ExportOptions
 from devplan.passes.source import MethodSource, ModelSource
 from devplan.planner import PlanOptions, plan
@@ -210,7 +211,9 @@ def _eager(source: ModelSource, calls: int) -> list[list[Any]]:
     for method, module in zip(source.methods, modules, strict=True):
         for _ in range(calls):
             args, kwargs = copy.deepcopy((method.args, method.kwargs))
-            found.append(pytree.tree_leaves(module(*args, **kwargs)))
+            result = module(*args, **kwargs)
+            know_data_classes(result)
+            found.append(pytree.tree_leaves(result))
             found[-1] = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in found[-1]]
     return found
 
