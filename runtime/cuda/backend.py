@@ -14,7 +14,7 @@ from ..expr import evaluate
 from ..program import Copy, Device, HostCall, Kernel, KernelCode, Launch, LibraryCall
 from . import graph
 from .code import choose_code, load_function, verify_image
-from .context import GpuContext
+from .context import GpuContext, all_locked
 from .copies import bind_copy, bind_fill, bind_moving_copy
 from .driver import check
 from .launch import ArgumentArray, early_config
@@ -227,8 +227,7 @@ class CudaBackend(GpuContext):
 
     def send(self, source: Operand, receiver: CudaBackend, destination: Operand) -> None:
         """Copy a dense operand to another GPU, now."""
-        first, second = sorted((self, receiver), key=lambda backend: backend.ordinal)
-        with first.lock, second.lock:  # in one order, whichever way it goes
+        with all_locked((self, receiver)):
             self.connect(receiver)
             bind_copy(self, source, destination)()
             receiver.synchronize()
@@ -246,7 +245,8 @@ class CudaBackend(GpuContext):
         Raises:
             ExecutionError: something cannot be recorded; the backend stays usable and the steps runnable.
         """
-        with self.lock, noted("graph"):
+        # Peers' streams may be recorded, too.
+        with all_locked((self, *self._peers.values())), noted("graph"):
             return self._captured(steps)
 
     def _captured(self, steps: Sequence[Step]) -> graph.GraphStep:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -283,3 +284,12 @@ class GpuContext:
             self._staging.close()
         self._cu.cuStreamDestroy(self._own_stream)
         self._cu.cuDevicePrimaryCtxRelease(self._handle)
+
+
+@contextmanager
+def all_locked(contexts: Iterable[GpuContext]) -> Generator[None]:
+    """Hold the locks of several, always in one order, so that no two threads wait for each other."""
+    with ExitStack() as stack:
+        for context in sorted(set(contexts), key=lambda context: (context.ordinal, id(context))):
+            stack.enter_context(context.lock)
+        yield

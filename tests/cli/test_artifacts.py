@@ -45,6 +45,7 @@ def test_what_is_tuned_is_told_by_inspect_diff_and_run(tiny: Made, tmp_path: Pat
     (listed,) = json.loads(devplan("inspect", path, "--json").out)["library_tunings"]
     assert listed["algorithms"] == {"matmul 1x2x3x4": 3}
     lost = json.loads(devplan("diff", path, tiny.path, "--json").out)
+    check_schema(lost, "diff")
     (change,) = [change for change in lost["changes"] if change["kind"] == "tuning"]
     assert change["what"] == "library algorithms for NVIDIA H200 are gone" and change["matters"]
     assert "not used" in devplan("run", path, "--device", "emulator", "--verbose").err

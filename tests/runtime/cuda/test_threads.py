@@ -60,6 +60,52 @@ def test_what_another_thread_copies_never_ends_up_in_a_graph(gpu: CudaBackend, c
     assert set(names[end:]).intersection(COPIES)
 
 
+def test_nor_what_is_copied_on_a_gpu_that_is_recorded_along(cu: Any) -> None:
+    cu.count = 2
+    gpus = [CudaBackend(Device("cuda", number), number) for number in (0, 1)]
+    gpus[0].connect(gpus[1])
+    at = gpus[1].allocate(16)
+    recording = threading.Event()
+
+    def other() -> None:
+        recording.wait(10)
+        gpus[1].download(at, memoryview(bytearray(16)))
+
+    def step() -> None:
+        recording.set()
+        thread.join(0.2)
+        assert thread.is_alive()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    gpus[0].capture([step])
+    thread.join(10)
+    assert not thread.is_alive()
+    for gpu in gpus:
+        gpu.close()
+
+
+def test_tensors_go_both_ways_between_gpus_at_once(cu: Any) -> None:
+    """Each way takes both locks."""
+    cu.count = 2
+    gpus = [CudaBackend(Device("cuda", number), number) for number in (0, 1)]
+    places = [gpu.allocate(16) for gpu in gpus]
+    ends = [Operand(at, DType.FLOAT32, (4,), (1,), gpu.device) for at, gpu in zip(places, gpus, strict=True)]
+
+    def use(sender: int, receiver: int) -> None:
+        for _ in range(200):
+            gpus[sender].send(ends[sender], gpus[receiver], ends[receiver])
+
+    threads = [threading.Thread(target=use, args=way, daemon=True) for way in ((0, 1), (1, 0))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    for gpu in gpus:
+        gpu.close()
+
+
 def test_a_thread_that_records_may_copy_itself(gpu: CudaBackend) -> None:
     """cuBLASLt's fill and moved ends do."""
     at = gpu.allocate(16)
