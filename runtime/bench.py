@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .bench_inputs import place_inputs
 from .bench_memory import free_memory, gpus_of, ledger_of, memory_of, span, workspaces_of
-from .errors import ExecutionError
+from .errors import DevplanError, ExecutionError
 
 if TYPE_CHECKING:
     from .bound import BucketUse
@@ -220,6 +220,17 @@ def _silent(line: str) -> None:
     """Told what was told before."""
 
 
+def _failure_of(done: subprocess.CompletedProcess[str]) -> DevplanError:
+    """The error that a fresh process ended with: of its kind, where a user can act on it."""
+    kinds = {kind.kind: kind for kind in DevplanError.__subclasses__()}
+    try:
+        kind, what, why, hint = json.loads(done.stdout)
+        return kinds[kind](what, why=why, hint=hint)
+    except (ValueError, KeyError, TypeError):
+        lines = done.stderr.strip().splitlines()
+        return ExecutionError("the cold start failed", why=lines[-1] if lines else f"exit {done.returncode}")
+
+
 def measure_cold_start(
     artifact: Path,
     method: str,
@@ -231,7 +242,8 @@ def measure_cold_start(
     ``options`` are `load`'s, in words that JSON has.
 
     Raises:
-        ExecutionError: that process failed; the message holds its last line.
+        DevplanError: what that process raised.
+        ExecutionError: it failed otherwise; the message holds its last line.
     """
     import numpy as np
 
@@ -255,7 +267,6 @@ def measure_cold_start(
         command.append(repr(time.time()))
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        raise ExecutionError("the cold start failed", why=lines[-1] if lines else f"exit {done.returncode}")
+        raise _failure_of(done)
     seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return seconds

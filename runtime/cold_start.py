@@ -31,5 +31,19 @@ def main(artifact: str, method: str, inputs: str, options: str, started: str) ->
     print(json.dumps(marks))
 
 
+def told_main(*arguments: str) -> int:
+    """The same; an error that a user can act on is printed as JSON, and its code given."""
+    try:
+        main(*arguments)
+    except Exception as error:
+        from .errors import DevplanError
+
+        if not isinstance(error, DevplanError):
+            raise
+        print(json.dumps([error.kind, error.what, error.why, error.hint]))
+        return error.code
+    return 0
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(told_main(*sys.argv[1:]))

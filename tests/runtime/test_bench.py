@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from devplan.runtime.bench import bench, measure_cold_start
 from devplan.runtime.cpu import CpuBackend
 from devplan.runtime.engine import LoadedProgram
-from devplan.runtime.errors import ExecutionError
+from devplan.runtime.errors import ArtifactError, ExecutionError, UsageError
 from devplan.runtime.profile import write_trace
 from devplan.runtime.program import CPU, Copy, CopyKind, Device, Launch, SourceLocation
 from devplan.runtime.recording import RecordingBackend
@@ -110,6 +110,17 @@ def test_a_slice_is_named_after_the_users_module() -> None:
     assert name_of(Launch("fused_7", (), (1, 1, 1), (), (), origin=origin)) == "encoder.layer.0: fused_7"
 
 
-def test_a_cold_start_that_fails_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ExecutionError, match=r"missing\.pte"):
-        measure_cold_start(tmp_path / "missing.pte", "forward", {}, {"device": "emulator"})
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"device": "emulator"}, ArtifactError, "cannot be read"),
+        ({"device": "cuda:x"}, UsageError, "no valid index"),
+        ({"device": None, "device_map": {"cuda:0": "cpu"}}, UsageError, "no slot is served"),
+        ({"unknown": 1}, ExecutionError, "unexpected keyword argument 'unknown'"),
+    ],
+)
+def test_a_cold_start_that_fails_says_why(tmp_path: Path, options: Any, kind: Any, message: str) -> None:
+    """As the same would fail in this process, with the same code."""
+    with pytest.raises(kind, match=message) as caught:
+        measure_cold_start(tmp_path / "missing.pte", "forward", {}, options)
+    assert type(caught.value) is kind
