@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -43,11 +44,17 @@ class Opened:
         return described
 
 
-def check_targets(*files: Path | None) -> None:
-    """`UsageError` for a file that cannot be written where it is wanted, before any work is done for it."""
-    for file in files:
-        if file is None:
-            continue
+def check_targets(*files: Path | None, sources: Iterable[Path] = ()) -> None:
+    """`UsageError` for a file that cannot be written where it is wanted, before any work is done for it.
+
+    Nor is one that would take the place of another, or of one of ``sources``, which are read.
+    """
+    taken = {path.resolve(): "is read" for path in sources}
+    for file in filter(None, files):
+        if what := taken.get(file.resolve()):
+            why = f"the same file {what} by this command"
+            raise UsageError(f"cannot write `{file}`", why=why, hint="name another")
+        taken[file.resolve()] = "is written"
         if not file.parent.is_dir():
             why = f"there is no folder `{file.parent}`"
             raise UsageError(f"cannot write `{file}`", why=why, hint=f"mkdir -p {file.parent}")

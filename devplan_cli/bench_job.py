@@ -45,7 +45,7 @@ class Measurement:
 def run_measurement(asked: Measurement, output: Output) -> int:
     """Measure and print; 0."""
     check_device_name(asked.device)
-    check_targets(asked.report)
+    check_targets(asked.report, sources=(asked.artifact, *asked.weights))
     planned = open_artifact(asked.artifact).planned
     method = planned.program.method(choose_method(asked.method, [m.name for m in planned.program.methods]))
     inputs, _ = gather_inputs(method, (), asked.inputs, asked.shapes, asked.seed)

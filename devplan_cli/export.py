@@ -365,5 +365,5 @@ def _job(source: str | None, config: Config) -> Job:
         raise UsageError("wrong usage", why="SOURCE is missing", hint=hint)
     target, name = split_source(source)
     path = config.output or Path(f"{default_name(target, name)}.pte")
-    check_targets(path, config.report)
+    check_targets(path, config.report, sources=(Path(target), *config.weights_files))
     return Job(source, path, config)

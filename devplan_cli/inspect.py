@@ -55,7 +55,7 @@ def inspect(
     """Say what is inside: methods, signatures, copies, arenas, kernels, architectures, constants."""
     from .artifacts import check_targets, open_artifact
 
-    check_targets(report, svg)
+    check_targets(report, svg, sources=(artifact,))
     out = Output(json, quiet, verbose)
     opened = open_artifact(artifact)
     if sha256 is None:

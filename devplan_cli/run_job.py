@@ -56,7 +56,7 @@ class Order:
 def run_order(order: Order, output: Output) -> int:
     """Run and print; 0, or a `MismatchError` when the results are not the expected ones."""
     check_device_name(order.device)
-    check_targets(order.outputs, order.profile)
+    check_targets(order.outputs, order.profile, sources=(order.artifact, *order.weights))
     if order.outputs is not None:
         check_output_name(order.outputs)
     if order.expect is None and (order.rtol is not None or order.atol is not None):

@@ -42,7 +42,7 @@ class Wanted:
 def run_tuning(wanted: Wanted, output: Output) -> int:
     """Measure, write the file and print; 0."""
     path = wanted.output or Path(f"{wanted.artifact.stem}.tuning.json")
-    check_targets(path)
+    check_targets(path, sources=(wanted.artifact, *wanted.weights))
     with load_program(
         wanted.artifact,
         wanted.device,

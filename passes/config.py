@@ -110,7 +110,7 @@ def find_file(name: str) -> Path:
 
 def _read_file(layers: _Layers, path: Path) -> None:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # which editors of Windows write
         document = tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"cannot read configuration `{path}`", why=str(error.strerror)) from error
@@ -161,7 +161,7 @@ def _read_settings(layers: _Layers, table: str, values: Mapping[str, Any], at: C
             raise UsageError("cannot use the configuration", why=_unknown(at(spelled), spelled, valid))
         name = f"{table}.{key}"
         layers.values[name] = _read(
-            BY_NAME[name], value, f"`{spelled} = {json.dumps(value)}` at {at(spelled)}"
+            BY_NAME[name], value, f"`{spelled} = {json.dumps(value, default=str)}` at {at(spelled)}"
         )
         layers.origins[name] = at(spelled)
 

@@ -137,6 +137,8 @@ def weight_files(paths: Sequence[Path]) -> tuple[Path, ...]:
     found: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        if not path.exists():
+            raise UsageError(f"cannot read weights from `{path}`", why="there is no such file")
         if not inside:
             raise UsageError(f"cannot read weights from `{path}`", why="it holds no `.safetensors` file")
         found += inside
