@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.errors import DevplanError
+from ..runtime.errors import ArtifactError, DevplanError, UnsupportedOperatorError
 from . import budgets
 from .console import Output, muffled
 from .export import Job
+from .loading import as_it_was
 from .progress import Stages, stages
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ def _export(job: Job, output: Output, told: Stages) -> tuple[ModelSource, Export
         output.say(f"note: {line}")
     from ..passes.load_source import resolve
 
-    source = resolve(job.source, weightless=_is_weightless(job))
+    with as_it_was():
+        source = resolve(job.source, weightless=_is_weightless(job))
     from ..passes.export import export
 
     runs: list[PassRun] = []
@@ -118,15 +120,18 @@ def _write(path: Path, result: ExportResult, job: Job) -> dict[str, Any]:
     from ..runtime.safetensors import weight_files
 
     config = job.config
-    write(
-        path,
-        result.planned,
-        result.constants,
-        producer=__version__,
-        weights=config.options.weights,
-        files=weight_files(config.weights_files),
-        recipes=result.recipes,
-    )
+    try:
+        write(
+            path,
+            result.planned,
+            result.constants,
+            producer=__version__,
+            weights=config.options.weights,
+            files=weight_files(config.weights_files),
+            recipes=result.recipes,
+        )
+    except ArtifactError as error:  # nothing is damaged: the format has no place for such a program
+        raise UnsupportedOperatorError(error.what, why=error.why, hint=error.hint) from error
     return describe(read(path))
 
 

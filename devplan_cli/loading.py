@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +54,18 @@ def load_program(
     if program.tuning_note:
         output.detail(program.tuning_note)
     return program
+
+
+@contextmanager
+def as_it_was() -> Generator[None]:
+    """Undo what a model file does to the process: its folder, where paths were given from, and its streams."""
+    here, streams = os.open(".", getattr(os, "O_PATH", os.O_RDONLY)), (sys.stdout, sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        os.chdir(here)
+        os.close(here)
 
 
 def teller(output: Output) -> Callable[[str], None]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ..runtime.errors import DevplanError
 from . import bench, diff, doctor, export, inspect, run, tune, verify
 from .arguments import fill_optional_values
 from .failures import INTERRUPTED, report
@@ -71,7 +72,7 @@ def _call(words: list[str], *, as_json: bool, verbose: bool) -> int:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # the parser has caught it
             return _broken_pipe()
-        return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        return report(_exited(error), as_json=as_json, verbose=verbose)
     except BaseException as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(getattr(error, "message", ""), file=sys.stderr)
@@ -82,10 +83,17 @@ def _call(words: list[str], *, as_json: bool, verbose: bool) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _exited(error: SystemExit) -> DevplanError:
+    """Code that is not ours wants to end the process: its exit code would pass for one of the contract's."""
+    why = f"the model or a library that it uses called `sys.exit({error.code!r})`"
+    return DevplanError("ended before it was done", why=why, hint="`--verbose` shows from where")
+
+
 def _flush(code: int, *, as_json: bool) -> int:
     try:
         with standard_output():
-            sys.stdout.flush()
+            if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]  # a model may set it so
+                sys.stdout.flush()
     except BrokenPipeError:
         return _broken_pipe()
     except OSError as error:

@@ -16,7 +16,7 @@ from .compare import Comparison, Tolerance, compare, dtype_name, on_host, tolera
 from .console import Output
 from .eager import at_sizes, example_leaves, run_eagerly
 from .failures import Differs
-from .loading import device_label, load_program, to_places
+from .loading import as_it_was, device_label, load_program, to_places
 from .words import count, table
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ def run_check(check: Check, source_text: str, output: Output) -> int:
     """Verify and print; 0, or `Differs`."""
     from ..passes.load_source import resolve
 
-    source = resolve(source_text)
+    with as_it_was():
+        source = resolve(source_text)
     with load_program(
         check.artifact,
         check.device,

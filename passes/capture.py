@@ -44,7 +44,7 @@ def export_method(method: MethodSource) -> torch.export.ExportedProgram:
             return _taken_apart(functional)
     except DevplanError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _refusal(method.name, error) from error
 
 
@@ -104,7 +104,7 @@ def grouped_experts(module: torch.nn.Module) -> Iterator[None]:
             setattr(config, "_experts_implementation", "eager")  # noqa: B010
 
 
-def _refusal(method: str, error: Exception) -> UnsupportedOperatorError:
+def _refusal(method: str, error: BaseException) -> UnsupportedOperatorError:
     """The refusal for whatever `torch.export` raised."""
     text = str(error).strip() or type(error).__name__
     lines = [line for line in text.splitlines() if line.strip()]

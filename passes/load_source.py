@@ -8,6 +8,7 @@ and at which line of the user's own file.
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,12 +60,15 @@ def resolve_namespace(space: SimpleNamespace, label: str) -> ModelSource:
 
 
 def _saved_program(path: Path, label: str) -> ModelSource:
+    logging.disable(logging.ERROR)  # torch logs a traceback before it raises
     try:
         program = torch.export.load(str(path))
     except Exception as error:
         why = f"`torch.export.load` raised `{type(error).__name__}`: {_first_line(error)}"
         hint = "write it again with `torch.export.save` of this torch version"
         raise UsageError(f"cannot use `{label}`", why=why, hint=hint) from error
+    finally:
+        logging.disable(logging.NOTSET)
     return ModelSource(path.stem, (_from_program("forward", program),), file=path.resolve())
 
 
@@ -111,7 +115,8 @@ class _Resolver:
     def _many(self, methods: Any) -> tuple[MethodSource, ...]:
         at = self.code.at("methods")
         if not (is_mapping(methods) and methods):
-            why = f"`methods` at {at} is {_kind(methods)}, expected a dict of dicts"
+            found = "empty" if is_mapping(methods) else _kind(methods)
+            why = f"`methods` at {at} is {found}, expected a dict of dicts"
             raise self.code.error(
                 why, 'write `methods = {"forward": {"module": model, "example_inputs": (x,)}}`'
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from types import ModuleType, SimpleNamespace, TracebackType
 
 from ..runtime.errors import DevplanError, UsageError
 from .frames import is_users
+
+_LONGEST_TEXT = 600
+"""Letters of an exception that are shown; some quote all of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,9 @@ class UserCode:
             yield
         except DevplanError:
             raise
-        except (Exception, SystemExit) as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # a test runner's `skip` is one, `sys.exit` another
             raise blame(error, self.label, self.file, doing) from error
 
     def _lines(self) -> dict[str, int]:
@@ -76,8 +82,13 @@ def import_file(path: Path, label: str) -> UserCode:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     code = UserCode(label, file, module)
+    process = os.getpid()
     with code.blaming("importing it"):
         spec.loader.exec_module(module)
+    if (
+        os.getpid() != process
+    ):  # a child that the file forked and did not end: there is one export, the parent's
+        os._exit(0)
     return code
 
 
@@ -99,7 +110,7 @@ def import_module(name: str) -> UserCode:
 
 def blame(error: BaseException, label: str, file: Path | None, doing: str) -> UsageError:
     """One line for an exception of the user's code: its type, its text, and the last line of theirs."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error)[:_LONGEST_TEXT].split())
     why = f"{doing} raised `{type(error).__name__}`" + (f" at {at}" if (at := where(error, file)) else "")
     if isinstance(error, ModuleNotFoundError) and error.name:
         hint = f"install the package that provides `{error.name}`, or mend the import"

@@ -25,7 +25,16 @@ class DevplanError(Exception):
         """The contract's single line: ``error: WHAT (code N): WHY; HOW TO MEND IT``."""
         tail = "; ".join(part for part in (self.why, self.hint) if part)
         head = f"error: {self.what} (code {self.code})"
-        return " ".join((f"{head}: {tail}" if tail else head).split())
+        return _printable(" ".join((f"{head}: {tail}" if tail else head).split()))
+
+
+def _printable(text: str) -> str:
+    """Control characters of names and of other people's messages as escapes: none may reach a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+    )
 
 
 class UsageError(DevplanError):
