@@ -59,6 +59,8 @@ def _as_known(error: BaseException) -> DevplanError:
 def _of_system(error: OSError) -> DevplanError:
     """What the system refuses: a file, or standard output (which has no name where the parser prints)."""
     why = str(error.strerror)
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        return DevplanError("the current folder is gone", why=why, hint="go to one that is there")
     if error.filename in (None, STDOUT):
         hint = "check the free space, or send standard output elsewhere"
         return DevplanError(

@@ -58,7 +58,7 @@ def load_program(
 
 @contextmanager
 def as_it_was() -> Generator[None]:
-    """Undo what a model file does to the process: its folder, where paths were given from, and its streams."""
+    """Undo what a model file does to the process: its folder, which paths were given from, its streams."""
     here, streams = os.open(".", getattr(os, "O_PATH", os.O_RDONLY)), (sys.stdout, sys.stderr)
     try:
         yield

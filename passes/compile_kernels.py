@@ -229,7 +229,7 @@ def _import_function(spec: KernelSpec) -> Any:
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{spec.name}_{hashlib.sha256(spec.source.encode()).hexdigest()[:8]}.py"
     text = _HEADER + spec.source
-    if not path.exists() or path.read_text() != text:
+    if not path.exists() or path.read_text("utf-8") != text:
         _write_atomically(path, text.encode())
     module_spec = importlib.util.spec_from_file_location(spec.name, path)
     assert module_spec is not None and module_spec.loader is not None

@@ -6,6 +6,8 @@ import errno
 import hashlib
 import os
 import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 BytesLike = bytes | bytearray | memoryview
@@ -38,8 +40,9 @@ class AtomicFile:
         view = memoryview(data).cast("B")
         self.digest.update(view)
         self.nbytes += view.nbytes
-        while view.nbytes:
-            view = view[os.write(self._descriptor, view) :]
+        with self._named():
+            while view.nbytes:
+                view = view[os.write(self._descriptor, view) :]
         return memoryview(data).nbytes
 
     def flush(self) -> None:
@@ -47,13 +50,22 @@ class AtomicFile:
 
     def preview(self) -> Path:
         """The file as it is now, under a passing name in the same folder."""
-        os.fsync(self._descriptor)
-        if not self._is_named:
-            # With a folder given, which an absolute path ignores, Python follows the link.
-            source = f"/proc/self/fd/{self._descriptor}"
-            os.link(source, self._name, src_dir_fd=self._descriptor, follow_symlinks=True)
-            self._is_named = True
+        with self._named():
+            os.fsync(self._descriptor)
+            if not self._is_named:
+                # With a folder given, which an absolute path ignores, Python follows the link.
+                source = f"/proc/self/fd/{self._descriptor}"
+                os.link(source, self._name, src_dir_fd=self._descriptor, follow_symlinks=True)
+                self._is_named = True
         return self._name
+
+    @contextmanager
+    def _named(self) -> Generator[None]:
+        """Let the system's refusals name the file that is wanted, not a descriptor or a passing name."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         try:
