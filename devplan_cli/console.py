@@ -18,6 +18,8 @@ from .streams import standard_output, tell, write_document_text
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+_WIDTH = 80
+
 
 @dataclass(frozen=True)
 class Output:
@@ -55,12 +57,17 @@ class Output:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that is as wide as the terminal, or 80 columns; colour only on a terminal."""
+    """A console that is as wide as the terminal, or 80 columns; colour only on a terminal.
+
+    Standard output is no narrower than that: a terminal wraps lines, while a table would drop what it holds.
+    """
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else 80
-    return Console(file=stream, width=width, highlight=False, emoji=False, legacy_windows=False)
+    made = Console(file=stream, highlight=False, emoji=False, legacy_windows=False)
+    if not stream.isatty() or (made.width < _WIDTH and not stderr):
+        made.width = _WIDTH
+    return made
 
 
 class _Muffler(io.StringIO):

@@ -70,15 +70,10 @@ def run_eagerly(source: MethodSource, leaves: Sequence[Any]) -> list[Any]:
 
     fresh: Any = pytree.tree_map(copied, (args, kwargs))
     try:
-<<<<<<< HEAD
         result = source.module(*fresh[0], **fresh[1])
         know_data_classes(result)
         outputs: list[Any] = pytree.tree_leaves(result)
-    except Exception as error:
-=======
-        outputs: list[Any] = pytree.tree_leaves(source.module(*fresh[0], **fresh[1]))
     except (Exception, SystemExit) as error:
->>>>>>> 2356ee9 (Files that are read are never written over; model files that exit, fork, leave the folder or take the streams end in the contract's codes)
         raise blame(error, source.name, None, "running it eagerly") from error
     return outputs
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from .conftest import check_schema, devplan
+from .conftest import check_schema, devplan, environment
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -60,6 +64,21 @@ def test_no_model_file_ends_the_command_with_a_code_of_its_own(tmp_path: Path, c
     assert result.code == result.document["error"]["code"] == code, result.err
     assert expected in result.last_line and result.last_line.isprintable()
     assert not list(tmp_path.glob("*.pte"))
+
+
+def test_an_interrupt_is_130_and_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(GOOD + "import time\nopen('ready', 'w').close()\ntime.sleep(60)\n")
+    (tmp_path / "m.pte").write_text("old")
+    command = [sys.executable, "-m", "devplan.devplan_cli", "export", "m.py"]
+    begun = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "ready").exists() and begun.poll() is None:
+        time.sleep(0.05)
+    begun.send_signal(signal.SIGINT)
+    _, told = begun.communicate(timeout=60)
+    assert begun.returncode == 130
+    assert told.splitlines()[-1] == "interrupted" and "Traceback" not in told
+    assert {path.name for path in tmp_path.iterdir()} == {"m.py", "m.pte", "ready"}
+    assert (tmp_path / "m.pte").read_text() == "old"
 
 
 def test_a_saved_program_that_is_none_is_one_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,20 @@ def test_a_name_that_is_not_utf_8_is_json_too(tmp_path: Path) -> None:
 def test_print_config_with_json_is_wrong_usage() -> None:
     result = devplan("export", "--print-config", "--json")
     assert result.code == result.document["error"]["code"] == 2
+
+
+def test_a_drawing_on_a_full_disk_is_named_and_not_there(tmp_path: Path) -> None:
+    done = shell("ulimit -f 1; $devplan inspect $artifact --report page.html", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith("error: cannot use `page.html` (code 1): File too large")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("columns", ["1", "30", "200"])
+def test_a_narrow_terminal_loses_nothing_of_a_table(columns: str, tmp_path: Path) -> None:
+    if shutil.which("script") is None:
+        pytest.skip("needs `script`, which makes a terminal")
+    command = f"stty cols {columns}; $devplan inspect $artifact"
+    done = shell(f"script -qec '{command}' /dev/null", tmp_path, NO_COLOR="1")
+    assert done.returncode == 0 and b"\xe2\x80\xa6" not in done.stdout
+    assert b"lowest gap" in done.stdout or b"planned" in done.stdout
