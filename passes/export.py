@@ -32,6 +32,7 @@ from .pipeline import Observer, build_pipeline, run_stage
 from .placed import PlacedGraph
 from .ragged import pad_ragged
 from .random_numbers import count_random
+from .read_numbers import read_numbers
 from .solve_small import solve_small
 from .source import ModelSource
 from .supported import supports
@@ -138,6 +139,7 @@ def _export_methods(source: ModelSource, options: ExportOptions, progress: Progr
             progress("export", index / len(source.methods), method.name)
             methods.append(analyse(method, export_method(method)))
             split_complex(methods[-1])
+            read_numbers(methods[-1])
             pad_ragged(methods[-1])
             count_random(methods[-1], calls)
             methods[-1].notes = tuple(filter(None, [notes.get(method.name)]))

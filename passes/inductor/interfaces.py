@@ -33,6 +33,7 @@ __all__ = [
     "pytree",
     "storage_key",
     "unasked_values",
+    "unknowns",
 ]
 
 
@@ -58,6 +59,12 @@ def in_integers(expression: Any) -> Any:
 
 
 _LONGEST_FRACTION = 1 << 16
+
+
+def unknowns(number: object) -> set[str]:
+    """The names of what a size or number is made of that only the running program knows."""
+    is_symbolic = isinstance(number, torch.SymInt | torch.SymFloat)
+    return {str(symbol) for symbol in free_unbacked_symbols(number)} if is_symbolic else set()
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -158,6 +158,37 @@ def test_a_read_at_a_position_that_is_a_tensor() -> None:
     is_right(Call(read, table=rand(9)), rand(4, 4), torch.tensor(-2))
 
 
+def test_numbers_read_from_tensors() -> None:
+    def scaled(m: Any, x: torch.Tensor, t: torch.Tensor, n: torch.Tensor) -> tuple[Any, ...]:
+        scale, count = t.item(), n.item()
+        return (
+            x * scale + count,
+            x[count],
+            x.select(1, count),
+            torch.full((2, 3), scale),
+            x.clamp(min=scale),
+            x.abs() ** scale,
+            x.masked_fill(x > 0, scale),
+            x > scale,
+            torch.tensor(scale),
+            torch.tensor([count, 1]),
+            x * round(scale, 1),
+            x * (scale * 2 + 1) - scale / count,
+            torch.arange(4) * scale,
+            torch.where(x > 0, x, scale),
+            torch.tensor(x[0].tolist()) * m.factor.item(),
+        )
+
+    is_right(Call(scaled, factor=torch.tensor(0.3)), rand(4, 4), torch.tensor(1.27), torch.tensor(2))
+
+
+def test_a_number_that_only_a_number_will_do_for_is_refused() -> None:
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"aten.roll.*takes a number that is read from a tensor"
+    ):
+        export(Call(lambda m, x, n: (x.roll(n.item(), 0),)), (rand(3, 4), torch.tensor(2)))
+
+
 def test_a_transformer_is_given_masks() -> None:
     class Translator(nn.Module):
         def __init__(self) -> None:
