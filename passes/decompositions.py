@@ -11,6 +11,7 @@ import torch
 from . import more_decompositions as more
 from . import order, pooling, recurrent, scattering, small_matrices
 from .attention import CAPPED, fused, in_four_dimensions, is_fusable
+from .grid_sampling import grid_sampler_3d
 from .quantized_embedding import on_ids
 from .quantized_experts import on_rows as experts_on_rows
 from .quantized_linear import on_rows
@@ -144,6 +145,8 @@ def on_cuda() -> dict[Any, Callable[..., Any]]:
         aten.scatter_add.default: scattering.scatter_add,
         aten.scatter_reduce.two: scattering.scatter_reduce,
         aten.index_reduce.default: scattering.index_reduce,
+        aten.grid_sampler_3d.default: grid_sampler_3d,
+        aten.digamma.default: more.digamma,
         aten.nonzero_static.default: more.nonzero_static,
         aten._upsample_bilinear2d_aa.default: more.upsample_bilinear_aa,
         aten._upsample_bicubic2d_aa.default: more.upsample_bicubic_aa,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,6 +81,28 @@ def _length(difference: Tensor, p: float) -> Tensor:
     if p == 2:
         return (difference * difference).sum(-1).sqrt()
     return difference.amax(-1) if p == float("inf") else difference.pow(p).sum(-1).pow(1 / p)
+
+
+def digamma(x: Tensor) -> Tensor:
+    """As ``aten.digamma``: reflected to where it is positive, shifted by 10, then its series there.
+
+    Abramowitz and Stegun, 6.3.6, 6.3.7 and 6.3.18.
+    """
+    given = x if x.dtype == torch.float64 else x.to(torch.float32)
+    is_low = given <= 0
+    first = torch.where(is_low, 1 - given, given)
+    shift, at = torch.zeros_like(first), first + 10
+    for step in range(10):
+        shift = shift - 1 / (first + step)
+    square, series = 1 / (at * at), torch.zeros_like(at)
+    for factor in (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12):
+        series = (series + factor) * square
+    made = shift + at.log() - 0.5 / at - series
+    turned = math.pi * torch.fmod(given, 1.0)
+    low = torch.where(given == given.floor(), math.nan, made - math.pi / turned.tan())
+    low = torch.where(given == 0, torch.copysign(torch.full_like(given, math.inf), -given), low)
+    kind = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    return torch.where(is_low, low, made).to(kind)
 
 
 def rrelu(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -209,6 +210,23 @@ def test_grid_sample() -> None:
         ]
 
     check(sample, IMAGE, rand(2, 4, 5, 2))
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grid_sample_of_volumes(padding: str) -> None:
+    def sample(x: torch.Tensor, grid: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            F.grid_sample(x, grid * 1.3, mode=mode, padding_mode=padding, align_corners=corners)
+            for mode in ("bilinear", "nearest")
+            for corners in (False, True)
+        ]
+
+    check(sample, rand(2, 3, 4, 5, 6), rand(2, 3, 4, 2, 3))
+
+
+def test_digamma() -> None:
+    x = torch.cat([torch.linspace(-6.3, 20, 500), torch.tensor([0.0, -0.0, -1.0, 1e-6, 1e6, math.inf])])
+    check(lambda x, wide: [torch.digamma(x), torch.digamma(wide)], x, x.double())
 
 
 @pytest.mark.parametrize("length", [1, 31, 64])
