@@ -247,15 +247,12 @@ class _Padding:
         kind = shape[-1]
         if isinstance(kind, Ragged):
             self._keep_ragged(node, replace(kind, data=made[0], count=made[1]))
-        elif isinstance(kind, list | tuple) and not isinstance(next(iter(kind), None), Ragged):
-            self._stands_for(node, made)  # several results of known sizes
         elif isinstance(kind, list | tuple):
-            kinds: list[Ragged] = list(kind)  # pyright: ignore
-            pairs = zip(kinds, made[::2], made[1::2], strict=True)
-            found = [replace(each, data=data, count=count) for each, data, count in pairs]
-            self._stands_for(node, found)
-            if found and found[0].count not in self.counts:
-                self._note(node, found[0].count, counted_by(tensors(node)[0]), found[0].most)
+            kinds: list[Any] = list(kind)  # pyright: ignore
+            self._stands_for(node, found := _joined(kinds, made))
+            for each in found:
+                if isinstance(each, Ragged) and each.count not in self.counts:
+                    self._note(node, each.count, counted_by(tensors(node)[0]), each.most)
         else:
             self._take_over(node, made[0])
 
@@ -292,6 +289,15 @@ class _Slot:
 
 def _parts(value: Any) -> tuple[Any, ...]:
     return (value.data, value.count) if isinstance(value, Ragged) else (value,)
+
+
+def _joined(kinds: Sequence[Any], made: Sequence[torch.fx.Node]) -> list[Any]:
+    """Several results, of which those of a size that depends on data have a count behind them."""
+    parts = iter(made)
+    return [
+        replace(each, data=next(parts), count=next(parts)) if isinstance(each, Ragged) else next(parts)
+        for each in kinds
+    ]
 
 
 def _place(flat: list[torch.fx.Node], node: torch.fx.Node) -> int:

@@ -308,10 +308,10 @@ def _names_axis(call: Call, each: Ragged) -> bool:
 def _nonzero(call: Call) -> Any:
     """Indices [elements of the mask, dimensions]; those behind the count are of element 0."""
     mask = call.args[0]
-    return _found(mask.filled(False) if isinstance(mask, Ragged) else mask, call.bound())
+    return found_by(mask.filled(False) if isinstance(mask, Ragged) else mask, call.bound())
 
 
-def _found(mask: Tensor, bound: Any) -> Ragged:
+def found_by(mask: Tensor, bound: Any) -> Ragged:
     """Where a mask is true, in as many rows as it can be true, or as were declared (symbolic where given)."""
     numel: Any = mask.numel()
     most = bounds_of(numel)[1]
@@ -326,7 +326,7 @@ def _where(call: Call) -> Any:
         return _as_it_is(call)
     mask = call.args[0]
     if isinstance(mask, Tensor) and mask.dim() == 0:
-        return _by_dimension(_found(mask.reshape(1), call.bound()))
+        return _by_dimension(found_by(mask.reshape(1), call.bound()))
     return _by_dimension(_nonzero(call))
 
 
@@ -340,7 +340,7 @@ def _columns(indices: Sequence[Any], bound: Any) -> tuple[list[Any], Any]:
     count: Any = None
     for index in indices:
         if isinstance(index, Tensor) and index.dtype == torch.bool:
-            places = _found(index, bound)
+            places = found_by(index, bound)
             found += _by_dimension(places)
             count = places.count
         else:
@@ -370,7 +370,7 @@ def _index_ragged(call: Call, x: Ragged, indices: Sequence[Any]) -> Any:
     if given.dtype == torch.bool:
         if given.dim() != 1 or not isinstance(index, Ragged):
             raise call.refuse()
-        found = _found(index.filled(False), call.bound())
+        found = found_by(index.filled(False), call.bound())
         return replace(found, data=x.data[found.data[:, 0]], axis=x.axis)
     places = index.filled(0) if isinstance(index, Ragged) else index
     made = x.data[torch.where(places < 0, places + x.count, places)]
@@ -386,7 +386,7 @@ def _masked_select(call: Call) -> Any:
         x, mask = broadcast(x, mask)
     if not x.dim():
         x, mask = x.reshape(1), mask.reshape(1)
-    places = _found(mask, call.bound())
+    places = found_by(mask, call.bound())
     return replace(places, data=x[tuple(places.data.unbind(1))], axis=-1)
 
 
@@ -519,7 +519,17 @@ def _repeat_interleave(call: Call) -> Any:
     return repeat_interleave(call)
 
 
+def _unique(call: Call) -> Any:
+    from . import ragged_unique as rules
+
+    by_name = {"_unique2": rules.unique, "unique_dim": rules.unique_dim}
+    return by_name.get(call.name, rules.unique_consecutive)(call)
+
+
 _RULES: dict[str, Callable[[Call], Any]] = {
+    "_unique2": _unique,
+    "unique_dim": _unique,
+    "unique_consecutive": _unique,
     "nonzero": _nonzero,
     "argwhere": _nonzero,
     "nonzero_numpy": _where,

@@ -117,7 +117,6 @@ def test_masks_equal_eager(function: Callable[..., Any], device: str) -> None:
         (lambda layer, x: torch.cat([x[x > 0], x[x > 1]]).sum(), "aten.cat.default"),
         (lambda layer, x: x[x[:, 0] > 0][::2].sum(), "aten.slice.Tensor"),
         (lambda layer, x: x[:, x[0] > 0].argmax(), "aten.argmax.default"),
-        (lambda layer, x: torch.unique(x).sum(), "aten._unique2.default"),
     ],
 )
 def test_what_cannot_be_padded_is_refused_by_name(function: Callable[..., Any], operator: str) -> None:
