@@ -116,17 +116,27 @@ def _refusal(method: str, error: BaseException) -> UnsupportedOperatorError:
             why=f"`{unknown[1]}` is not made of tensors in a way that torch knows",
             hint="return its tensors, one by one or in a tuple, a dict or a data class",
         )
-    hint = "`--verbose` shows torch's whole report"
-    if "data-dependent" in text or "DataDependent" in type(error).__name__:
-        hint = (
-            "what runs, and how much of it, must not depend on data: use `torch.cond`, `torch.where`, a mask "
-            "or `torch.nonzero_static`"
-        )
     return UnsupportedOperatorError(
         f"method `{method}` cannot be exported{at}",
         why=f"{type(error).__name__}: {' '.join(lines[:3])[:400]}{_user_line(error)}",
-        hint=hint,
+        hint=_hint(error, text),
     )
+
+
+def _hint(error: BaseException, text: str) -> str:
+    if "data-dependent" in text or "DataDependent" in type(error).__name__:
+        return (
+            "what runs, and how much of it, must not depend on data: use `torch.cond`, `torch.where`, a mask "
+            "or `torch.nonzero_static`"
+        )
+    if "ScriptModule" in text:
+        return "export the module that was scripted or traced"
+    if "cuda" in text.lower() and any(words in text for words in _NO_GPU):
+        return "an export needs no GPU and runs on the host: write `x.device` where the model names a device"
+    return "`--verbose` shows torch's whole report"
+
+
+_NO_GPU = ("not linked with", "not compiled with", "same device", "No CUDA GPUs", "no NVIDIA driver")
 
 
 def _frames(error: BaseException) -> Iterator[TracebackType]:

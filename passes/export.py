@@ -24,6 +24,7 @@ from .complex_pairs import split_complex
 from .contents import Contents, declare, name_contents
 from .exported import ExportedMethod, analyse, cast_methods
 from .hollow import on_the_host, refuse_meta
+from .kept_attributes import kept_note, watched_attributes
 from .kernel_tuning import KernelTuning
 from .lower import LoweredMethod, lower_method
 from .lower_region import Lowering
@@ -137,12 +138,13 @@ def _export_methods(source: ModelSource, options: ExportOptions, progress: Progr
     with on_the_host(cast):
         for index, method in enumerate(cast):
             progress("export", index / len(source.methods), method.name)
-            methods.append(analyse(method, export_method(method)))
+            with watched_attributes(method.module) as kept:
+                methods.append(analyse(method, export_method(method)))
             split_complex(methods[-1])
             read_numbers(methods[-1])
             pad_ragged(methods[-1])
             count_random(methods[-1], calls)
-            methods[-1].notes = tuple(filter(None, [notes.get(method.name)]))
+            methods[-1].notes = tuple(filter(None, [notes.get(method.name), kept_note(kept)]))
     return sorted(methods, key=lambda method: method.name)
 
 

@@ -265,6 +265,37 @@ def test_data_classes_go_in_and_come_out() -> None:
     assert names[:2] == ["moved.corners", "moved.labels.0"]
 
 
+def test_attributes_that_a_model_keeps_between_calls_are_told() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps, self.seen, self.quiet = 0, None, 1
+            self.register_buffer("total", torch.zeros(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps += 1
+            self.seen = x
+            self.quiet = 1
+            self.total += x
+            return x * self.steps
+
+    module = Counting()
+    (method,) = export(module, (rand(2),)).planned.program.methods
+    (note,) = method.notes
+    assert "`steps`, `seen` on itself" in note
+    assert (module.steps, module.seen) == (0, None)
+
+
+@pytest.mark.parametrize("way", ["moved", "made"])
+def test_a_device_that_the_model_names_is_hinted_at(way: str) -> None:
+    def run(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.to("cuda") if way == "moved" else x + torch.arange(2, device="cuda"),)
+
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        export_method(MethodSource("forward", Call(run), (rand(2),)))
+    assert "write `x.device`" in caught.value.hint
+
+
 def test_what_is_no_data_of_torch_is_refused_by_its_name() -> None:
     class Sampler:
         def __init__(self, mean: torch.Tensor) -> None:
