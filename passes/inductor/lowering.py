@@ -188,6 +188,7 @@ def described_target(target: Target) -> Iterator[None]:
         ),
         (combine_kernels.OWNER, combine_kernels.ATTRIBUTE, combine_kernels.small_and_independent),
         (masked_loads.OWNER, masked_loads.ATTRIBUTE, masked_loads.MASKED),
+        (masked_loads.KERNEL, masked_loads.LOAD, masked_loads.load_inside),
     ]
     known = {key: value for key, value in _OPTIONS.items() if _has_option(key)}
     try:

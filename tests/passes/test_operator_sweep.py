@@ -349,3 +349,13 @@ def test_nothing_has_no_mean() -> None:
 
 def test_a_scalar_taken() -> None:
     check(lambda x, at: [x.take(at[0, 1]), x.take(at)], rand(2, 3), torch.tensor([[1, -1]]))
+
+
+def test_places_that_a_mask_hides_are_not_read_outside_of_a_tensor() -> None:
+    """Inductor unrolls a short sum over what is joined, and reads each place of both parts."""
+
+    def joined(x: torch.Tensor) -> list[torch.Tensor]:
+        change, one = x[1:] - x[:-1], torch.ones(1)
+        return [torch.cat([one, change]).sum(), torch.cat([change, one]).sum()]
+
+    check(joined, rand(4))
