@@ -42,9 +42,12 @@ def split_complex(method: ExportedMethod) -> bool:
     return True
 
 
+_TO_REAL = ("fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft", "fft_hfft2", "fft_hfftn")
+"""Of real tensors nothing complex is to be seen before these are taken apart."""
+
 _MADE_OF_OTHERS = frozenset(
     getattr(getattr(torch.ops.aten, packet), overload)
-    for packet in ("stft", "quantile", "nanquantile")
+    for packet in ("stft", "quantile", "nanquantile", *_TO_REAL)
     for overload in getattr(torch.ops.aten, packet).overloads()
 )
 

@@ -224,6 +224,10 @@ def test_grid_sample_of_volumes(padding: str) -> None:
     check(sample, rand(2, 3, 4, 5, 6), rand(2, 3, 4, 2, 3))
 
 
+def test_real_spectra() -> None:
+    check(lambda x: [torch.fft.irfft(x), torch.fft.hfft(x, 7), torch.fft.irfft2(x)], rand(4, 9))
+
+
 def test_digamma() -> None:
     x = torch.cat([torch.linspace(-6.3, 20, 500), torch.tensor([0.0, -0.0, -1.0, 1e-6, 1e6, math.inf])])
     check(lambda x, wide: [torch.digamma(x), torch.digamma(wide)], x, x.double())
