@@ -502,6 +502,17 @@ def _of_size(call: Call) -> Any:
     return cut(call) if is_cut else _as_it_is(call)
 
 
+def _cat(call: Call) -> Any:
+    from .ragged_sizes import join
+
+    found = call.ragged()
+    pieces: list[Any] = call.args[0]
+    dim = int(call.args[1]) if len(call.args) > 1 else 0
+    along = {each.axis == (dim - each.data.dim() if dim >= 0 else dim) for each in found}
+    is_row = all(isinstance(p, Ragged) or p.dim() == found[0].data.dim() for p in pieces)
+    return join(call) if along == {True} and is_row else _as_it_is(call)
+
+
 def _order(call: Call) -> Any:
     from . import ragged_order
 
@@ -543,6 +554,7 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "index_put": _index_put,
     "index_add": _index_add,
     "unbind": _unbind,
+    "cat": _cat,
     "sort": _order,
     "argsort": _order,
     "topk": _order,

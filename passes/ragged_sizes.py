@@ -91,6 +91,23 @@ def _repeated(call: Call, repeats: Any) -> tuple[Tensor, Tensor]:
     return found, ends[-1]
 
 
+def join(call: Call) -> Ragged:
+    """Tensors one behind the other along a size that depends on data: each begins where the last one ends."""
+    pieces: list[Any] = call.args[0]
+    axis = call.ragged()[0].axis
+    whole = pieces[0] if isinstance(pieces[0], Ragged) else Ragged(pieces[0], pieces[0].size(axis), axis)
+    for piece in pieces[1:]:
+        data, count = (piece.data, piece.count) if isinstance(piece, Ragged) else (piece, piece.size(axis))
+        room, more = whole.data.size(axis), data.size(axis)
+        if not (isinstance(room, int) and isinstance(more, int)):
+            raise call.refuse()
+        places = torch.arange(room + more, device=data.device)
+        source = torch.where(places < whole.count, places, places - whole.count + room)
+        both = torch.cat([whole.data, data], axis).index_select(axis, source.clamp(max=room + more - 1))
+        whole = Ragged(both, whole.count + count, axis, room + more)
+    return whole
+
+
 def cut(call: Call) -> Ragged:
     """A slice along a size that depends on data, from and to constants: ``x[:k]``, ``x[1:]``, ``x[-k:]``."""
     x, *rest = call.args

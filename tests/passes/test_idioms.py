@@ -226,6 +226,29 @@ def test_factorizations_of_constants_are_made_at_export() -> None:
     is_right(Call(solve, a=matrix), rand(3, 4))
 
 
+def test_edges_that_a_mask_keeps_are_joined_with_loops() -> None:
+    def convolved(m: Any, x: torch.Tensor, edges: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        keeps = edges[0] != edges[1]
+        loops = torch.arange(x.size(0)).repeat(2, 1)
+        edges = torch.cat([edges[:, keeps], loops], dim=1)
+        w = torch.cat([w[keeps], torch.ones(x.size(0))])
+        source, target = edges[0], edges[1]
+        degree = torch.zeros(x.size(0)).index_add(0, target, w)
+        messages = x[source] * (degree.rsqrt()[source] * w * degree.rsqrt()[target]).unsqueeze(-1)
+        return (torch.zeros_like(x).index_add(0, target, messages),)
+
+    edges = torch.tensor([[0, 1, 2, 2, 3, 4], [1, 1, 0, 2, 4, 3]])
+    is_right(Call(convolved), rand(5, 3), edges, rand(6).abs())
+
+
+def test_what_two_masks_keep_is_joined() -> None:
+    def both(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = torch.cat([x[:1], x[x[:, 0] > 0], x[x[:, 1] > 0], x[:2]])
+        return found, found.sum(0), found.amax(0)
+
+    is_right(Call(both), rand(7, 3))
+
+
 def test_checks_of_values_are_taken_to_hold() -> None:
     is_right(Call(checked), rand(3, 4))
 

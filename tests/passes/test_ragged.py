@@ -114,7 +114,6 @@ def test_masks_equal_eager(function: Callable[..., Any], device: str) -> None:
 @pytest.mark.parametrize(
     ("function", "operator"),
     [
-        (lambda layer, x: torch.cat([x[x > 0], x[x > 1]]).sum(), "aten.cat.default"),
         (lambda layer, x: x[x[:, 0] > 0][::2].sum(), "aten.slice.Tensor"),
         (lambda layer, x: x[:, x[0] > 0].argmax(), "aten.argmax.default"),
     ],
