@@ -46,6 +46,8 @@ def gather_inputs(
         name, path = _split(text, "--input", "NAME=FILE.npy")
         _check_names([name], names, method.name, f"`--input {text}`")
         given[name] = read_one(Path(path))
+    _check_once(single, "--input")
+    _check_once(shapes, "--shape")
     wanted = dict(_parse_shape(text) for text in shapes)
     _check_names(wanted, names, method.name, "`--shape`")
     bindings = _bindings(method, given, wanted, sizes or {})
@@ -57,6 +59,12 @@ def gather_inputs(
         if not port.value:
             given.setdefault(port.name, port.literal)
     return {port.name: given[port.name] for port in method.inputs}, missing
+
+
+def _check_once(texts: Sequence[str], option: str) -> None:
+    names = [text.partition("=")[0] for text in texts]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"cannot use `{option}`", why=f"`{twice[0]}` is given twice", hint="give it once")
 
 
 def _split(text: str, option: str, form: str) -> tuple[str, str]:

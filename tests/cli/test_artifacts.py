@@ -128,6 +128,11 @@ WRONG_INPUTS = {
     "a form": (("--input", "input"), 2, "expected `NAME=FILE.npy`"),
     "a shape": (("--input", "input=wrong.npy"), 2, "input"),
     "a dtype": (("--input", "input=whole.npy"), 2, "float32"),
+    "a name twice": (
+        ("--input", "input=whole.npy", "--input", "input=wrong.npy"),
+        2,
+        "`input` is given twice",
+    ),
     "a random shape": (("--shape", "input=3x16"), 2, "the program takes 2x16"),
     "a method": (("--method", "forwards"), 2, "did you mean `forward`"),
     "an expected output": (("--expect", "other.npz"), 2, "unknown output `y`"),
