@@ -109,6 +109,8 @@ def on_cuda() -> dict[Any, Callable[..., Any]]:
         aten.sort.default: order.sort_default,
         aten.sort.stable: order.sort,
         aten.argsort.stable: order.argsort,
+        aten.searchsorted.Tensor: order.searchsorted,
+        aten.bucketize.Tensor: order.bucketize,
         aten.topk.default: order.topk,
         aten.kthvalue.default: order.kthvalue,
         aten.median.dim: order.median_dim,

@@ -91,6 +91,34 @@ def _merge(keys: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
+def searchsorted(sequence: Tensor, values: Tensor, *, sorter: Tensor | None = None, **rest: Any) -> Any:
+    """As ``aten.searchsorted.Tensor`` in a part of a tensor; NotImplemented for whole ones.
+
+    Inductor of torch 2.11 searches from the beginning of what the part is of.
+    """
+    if _begins(sequence) and (sorter is None or _begins(sorter)):
+        return NotImplemented
+    sorter = None if sorter is None else _whole(sorter)
+    return aten.searchsorted.Tensor(_whole(sequence), values, sorter=sorter, **rest)
+
+
+def bucketize(values: Tensor, boundaries: Tensor, **rest: Any) -> Any:
+    """As ``aten.bucketize.Tensor``, likewise."""
+    if _begins(boundaries):
+        return NotImplemented
+    return aten.bucketize.Tensor(values, _whole(boundaries), **rest)
+
+
+def _whole(x: Tensor) -> Tensor:
+    """A copy; Inductor would take a clone for what it is of."""
+    return torch.maximum(x, x)
+
+
+def _begins(x: Tensor) -> bool:
+    offset: Any = x.storage_offset()
+    return isinstance(offset, int) and offset == 0
+
+
 def sort_default(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
     """As ``aten.sort.default``."""
     return stable_sort(x, dim, descending)

@@ -56,6 +56,14 @@ def test_sort(dtype: torch.dtype, descending: bool) -> None:
     check(sort, *[(rand(2, length) * 10).to(dtype) for length in (1, 513, 1500)])
 
 
+def test_searching_parts_and_sorting_one_long_row() -> None:
+    def search(x: torch.Tensor, row: torch.Tensor) -> list[torch.Tensor]:
+        found = [torch.searchsorted(x[40:], row), torch.bucketize(row, x[40:]), torch.searchsorted(x, row)]
+        return [*found, *torch.sort(row, stable=True)]
+
+    check(search, rand(100).sort()[0], rand(1500))
+
+
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, True), (torch.int64, False)], ids=str)
 def test_topk(dtype: torch.dtype, largest: bool) -> None:
     lengths = (17, 513, 1300)
