@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from .passes.api import export as export
     from .runtime.engine import LoadedProgram as LoadedProgram
     from .runtime.start import load as load
-    from .runtime.tensor import DeviceTensor as DeviceTensor
+    from .runtime.tensors.tensor import DeviceTensor as DeviceTensor
 
 __version__ = "0.1.0"
 __all__ = ["DeviceTensor", "Exported", "LoadedProgram", "__version__", "export", "load"]
 
 
 _HOMES = {
-    "DeviceTensor": "runtime.tensor",
+    "DeviceTensor": "runtime.tensors.tensor",
     "Exported": "passes.api",
     "export": "passes.api",
     "LoadedProgram": "runtime.engine",

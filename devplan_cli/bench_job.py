@@ -51,7 +51,7 @@ def run_measurement(asked: Measurement, output: Output) -> int:
     inputs, _ = gather_inputs(method, (), asked.inputs, asked.shapes, asked.seed)
     each = _bucket_inputs(planned, method, asked.seed) if asked.each_bucket else []
     output.say(f"measuring {count(asked.repeat, 'call')} of `{method.name}`")
-    from ..runtime.bench import measure
+    from ..runtime.measure.bench import measure
 
     document = measure(
         asked.artifact,

@@ -9,7 +9,7 @@ from ..runtime.program import Copy, CopyKind, PlannedProgram
 from .words import count, size
 
 if TYPE_CHECKING:
-    from ..passes.config import Config
+    from ..passes.config.read import Config
 
 
 def check_plan(planned: PlannedProgram, config: Config) -> None:

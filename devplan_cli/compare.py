@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.host import HostTensor
+from ..runtime.tensors.host import HostTensor
 
 Array = np.ndarray[Any, Any]
 

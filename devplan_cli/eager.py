@@ -14,7 +14,7 @@ from ..runtime.program import Method
 from .run_inputs import random_tensor
 
 if TYPE_CHECKING:
-    from ..passes.source import MethodSource
+    from ..passes.source.model import MethodSource
 
 
 def example_leaves(source: MethodSource, method: Method, seed: int) -> list[Any]:
@@ -58,8 +58,8 @@ def run_eagerly(source: MethodSource, leaves: Sequence[Any]) -> list[Any]:
     import torch
     from torch.utils import _pytree as pytree
 
-    from ..passes.data_classes import know_data_classes
-    from ..passes.user_code import blame
+    from ..passes.source.data_classes import know_data_classes
+    from ..passes.source.user_code import blame
 
     args, kwargs = source.args, source.kwargs
     if leaves and not (args or kwargs):

@@ -16,7 +16,7 @@ from .console import Output
 from .streams import write_document_text
 
 if TYPE_CHECKING:
-    from ..passes.config import Config
+    from ..passes.config.read import Config
     from ..passes.options import BucketRule, IoRule
 
 EXAMPLE = """Examples:
@@ -317,7 +317,7 @@ def _configuration(
     io: tuple[tuple[str, IoRule], ...],
     buckets: tuple[tuple[str, BucketRule], ...],
 ) -> Config:
-    from ..passes.config import load_config
+    from ..passes.config.read import load_config
     from ..passes.targets import TARGETS
     from .gpus import present_architectures
 
@@ -329,7 +329,7 @@ def _configuration(
 def _io_rules(
     io: list[str] | None, skip_h2d: list[str] | None, skip_d2h: list[str] | None
 ) -> tuple[tuple[str, IoRule], ...]:
-    from ..passes.config_rules import parse_io, parse_skip
+    from ..passes.config.rules import parse_io, parse_skip
 
     rules: list[tuple[str, IoRule]] = []
     for text in io or ():
@@ -344,7 +344,7 @@ def _io_rules(
 
 
 def _bucket_rules(buckets: list[str] | None) -> tuple[tuple[str, BucketRule], ...]:
-    from ..passes.config_rules import parse_bucket
+    from ..passes.config.rules import parse_bucket
 
     rules: list[tuple[str, BucketRule]] = []
     for text in buckets or ():
@@ -358,7 +358,7 @@ def _bucket_rules(buckets: list[str] | None) -> tuple[tuple[str, BucketRule], ..
 
 def _job(source: str | None, config: Config) -> Job:
     """Check what can be checked before torch is imported."""
-    from ..passes.source_text import default_name, split_source
+    from ..passes.source.text import default_name, split_source
 
     if source is None:
         hint = "write `devplan export model.py`; see `devplan export --help`"

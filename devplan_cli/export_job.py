@@ -23,7 +23,7 @@ from .progress import Stages, stages
 if TYPE_CHECKING:
     from ..passes.export import ExportResult
     from ..passes.pipeline import PassRun
-    from ..passes.source import ModelSource
+    from ..passes.source.model import ModelSource
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def run_job(job: Job, output: Output, started: float) -> int:
     with stages(output) as told:
         told("load", 0.0, job.source)
         source, result = _export(job, output, told)
-        from ..passes.load_source import resolve
+        from ..passes.source.load import resolve
 
         budgets.check_plan(result.planned, job.config)
         told("write", 0.0, job.target.name)
@@ -88,7 +88,7 @@ def _export(job: Job, output: Output, told: Stages) -> tuple[ModelSource, Export
 
     for line in require_export(job.config.options.device):
         output.say(f"note: {line}")
-    from ..passes.load_source import resolve
+    from ..passes.source.load import resolve
 
     with as_it_was():
         source = resolve(job.source, weightless=_is_weightless(job))
@@ -104,7 +104,7 @@ def _export(job: Job, output: Output, told: Stages) -> tuple[ModelSource, Export
 
 def _explained(runs: Sequence[PassRun], result: ExportResult) -> Iterator[str]:
     """What each pass did, then each method's placement and copies."""
-    from ..passes.ledger import explain
+    from ..passes.placed.ledger import explain
 
     for run in runs:
         what = f"{run.ran.name} on {getattr(run.subject, 'name', 'the program')}"
@@ -117,7 +117,7 @@ def _write(path: Path, result: ExportResult, job: Job) -> dict[str, Any]:
     from .. import __version__
     from ..runtime.artifact import read, write
     from ..runtime.describe import describe
-    from ..runtime.safetensors import weight_files
+    from ..runtime.weights.safetensors import weight_files
 
     config = job.config
     try:

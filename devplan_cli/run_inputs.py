@@ -12,8 +12,8 @@ import numpy as np
 from ..runtime.dtypes import DType
 from ..runtime.errors import UsageError
 from ..runtime.expr import Size
-from ..runtime.host import HostTensor, is_native
 from ..runtime.program import Method, Value
+from ..runtime.tensors.host import HostTensor, is_native
 from .tensor_files import read_many, read_one
 from .words import shape as shape_words
 

@@ -255,7 +255,7 @@ def _raise_mismatch(bad: list[Comparison], order: Order, document: dict[str, Any
 
 def _write_profile(program: LoadedProgram, method: LoadedMethod, inputs: dict[str, Any], path: Path) -> None:
     try:
-        from ..runtime.profile import write_trace
+        from ..runtime.measure.profile import write_trace
     except ImportError as error:
         raise ExecutionError("cannot write a profile", why="this build has no profiler") from error
     write_trace(program, method, inputs, path)

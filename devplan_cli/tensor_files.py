@@ -14,8 +14,8 @@ import numpy as np
 from ..runtime.artifact.atomic import AtomicFile
 from ..runtime.dtypes import DType
 from ..runtime.errors import ArtifactError, UsageError
-from ..runtime.host import HostTensor, is_native, numpy_dtype
-from ..runtime.safetensors import DTYPES, StoredTensor, open_safetensors
+from ..runtime.tensors.host import HostTensor, is_native, numpy_dtype
+from ..runtime.weights.safetensors import DTYPES, StoredTensor, open_safetensors
 
 _WORDS = {dtype: word for word, dtype in DTYPES.items()}
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ..runtime.engine import LoadedMethod, LoadedProgram
-    from ..runtime.tune import Finding, Tuning
+    from ..runtime.measure.tune import Finding, Tuning
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _measured(
     program: LoadedProgram, wanted: Wanted, output: Output
 ) -> tuple[Tuning, list[Finding], list[Finding]]:
     """What is best of all methods and sizes, the library calls, and the kernels."""
-    from ..runtime.tune import tune
+    from ..runtime.measure.tune import tune
 
     missing = _missing_compilers() if wanted.kernels else []
     if missing:
@@ -130,7 +130,7 @@ def _with_kernels(
     """The tuning with configurations of kernels, too."""
     from importlib.metadata import version
 
-    from ..passes.tune_kernels import tune_kernels
+    from ..passes.lowered.tune_kernels import tune_kernels
 
     def report(done: int, total: int) -> None:
         output.say(f"measured {done} of {count(total, 'kernel')} of `{method.name}`")

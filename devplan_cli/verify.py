@@ -40,7 +40,7 @@ def verify(
     verbose: flags.Verbose = False,
 ) -> int:
     """Run artifact and eager model on the same inputs and compare, three calls in a row, state included."""
-    from ..passes.source_text import split_source
+    from ..passes.source.text import split_source
     from .artifacts import require_file
     from .loading import check_device_name
 

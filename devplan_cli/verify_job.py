@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..runtime.buckets import bucket_title
+from ..runtime.calls.buckets import bucket_title
 from ..runtime.errors import UsageError
 from ..runtime.program import Method
 from .compare import Comparison, Tolerance, compare, dtype_name, on_host, tolerance_for
@@ -20,7 +20,7 @@ from .loading import as_it_was, device_label, load_program, to_places
 from .words import count, table
 
 if TYPE_CHECKING:
-    from ..passes.source import MethodSource, ModelSource
+    from ..passes.source.model import MethodSource, ModelSource
     from ..runtime.engine import LoadedProgram
 
 
@@ -106,7 +106,7 @@ class Verdict:
 
 def run_check(check: Check, source_text: str, output: Output) -> int:
     """Verify and print; 0, or `Differs`."""
-    from ..passes.load_source import resolve
+    from ..passes.source.load import resolve
 
     with as_it_was():
         source = resolve(source_text)
@@ -161,7 +161,7 @@ def _verify_call(
 ) -> list[Finding]:
     import torch
 
-    from ..passes.quantized_eager import RoundedWeights
+    from ..passes.quantized.eager import RoundedWeights
 
     method = program.method(source.name)
     ports = method.description
@@ -199,7 +199,7 @@ def _as_program_input(leaf: Any, method: Method, value: str) -> Any:
     import torch
 
     from ..runtime.dtypes import DType
-    from ..runtime.host import HostTensor, is_native
+    from ..runtime.tensors.host import HostTensor, is_native
 
     if not (value and isinstance(leaf, torch.Tensor)):
         return leaf
@@ -226,7 +226,7 @@ def _host_array(value: Any) -> Any:
 
 def _rounding(program: LoadedProgram) -> list[str]:
     """The notes that tell of rounded weights."""
-    from ..passes.quantize_scheme import Selection
+    from ..passes.quantized.scheme import Selection
 
     notes = (note for method in program.planned.program.methods for note in method.notes)
     return [note for note in dict.fromkeys(notes) if Selection.parse(note) is not None]

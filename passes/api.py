@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..runtime.errors import UsageError
 from ..runtime.program import PlannedProgram
-from ..runtime.safetensors import weight_files
-from .config import load_config
-from .config_rules import bucket_rules, parse_io
+from ..runtime.weights.safetensors import weight_files
+from .config.read import load_config
+from .config.rules import bucket_rules, parse_io
+from .config.setting import BY_NAME, nearest
 from .export import ExportResult
 from .export import export as run_pipeline
-from .load_source import resolve_namespace
 from .narrow import is_tuple
 from .options import BucketRule, IoRule, Progress, silent
-from .setting import BY_NAME, nearest
+from .source.load import resolve_namespace
 from .targets import TARGETS
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Exported:
         ``weights`` are the tensors of a model that was exported without them: its ``state_dict()``.
         """
         from ..runtime.loading import load_planned
-        from .state_dict import constants_with
+        from .source.state_dict import constants_with
 
         constants = constants_with(self.result, weights, weight_files(self.weights_files))
         return load_planned(self.planned, constants, device)

@@ -13,34 +13,34 @@ import torch
 from ..planner import PlanOptions, check, plan
 from ..runtime.errors import UsageError
 from ..runtime.program import Kernel, Method, PlannedProgram, Program, Role
-from ..runtime.recipes import Recipe
-from ..runtime.safetensors import StoredTensor, all_tensors, open_safetensors, weight_files
-from ..runtime.supply import Supply
+from ..runtime.weights.recipes import Recipe
+from ..runtime.weights.safetensors import StoredTensor, all_tensors, open_safetensors, weight_files
+from ..runtime.weights.supply import Supply
 from .base import Stage
-from .buckets import Buckets, check_declared, method_buckets
-from .capture import export_method
-from .compile_kernels import compile_kernels
-from .complex_pairs import split_complex
-from .contents import Contents, declare, name_contents
-from .exported import ExportedMethod, analyse, cast_methods
-from .hollow import on_the_host, refuse_meta
-from .kept_attributes import kept_note, watched_attributes
-from .kernel_tuning import KernelTuning
-from .lower import LoweredMethod, lower_method
-from .lower_region import Lowering
+from .exported.buckets import Buckets, check_declared, method_buckets
+from .exported.capture import export_method
+from .exported.complex_pairs import split_complex
+from .exported.contents import Contents, declare, name_contents
+from .exported.kept_attributes import kept_note, watched_attributes
+from .exported.method import ExportedMethod, analyse, cast_methods
+from .exported.ragged import pad_ragged
+from .exported.random_numbers import count_random
+from .exported.read_numbers import read_numbers
+from .lowered.compile_kernels import compile_kernels
+from .lowered.kernel_tuning import KernelTuning
+from .lowered.method import LoweredMethod, lower_method
+from .lowered.region import Lowering
+from .lowered.solve_small import solve_small
+from .lowered.supported import supports
 from .options import ExportOptions, Progress, silent
 from .pipeline import Observer, build_pipeline, run_stage
-from .placed import PlacedGraph
-from .ragged import pad_ragged
-from .random_numbers import count_random
-from .read_numbers import read_numbers
-from .solve_small import solve_small
-from .source import ModelSource
-from .supported import supports
+from .placed.from_exported import to_placed
+from .placed.graph import PlacedGraph
+from .quantized.torchao import unwrap
+from .source.hollow import on_the_host, refuse_meta
+from .source.model import ModelSource
 from .tape import KernelSpec
 from .targets import lowest
-from .to_placed import to_placed
-from .torchao_weights import unwrap
 
 
 @dataclass(frozen=True)

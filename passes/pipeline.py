@@ -29,21 +29,21 @@ from .narrow import is_list, is_tuple
 from .options import ExportOptions
 
 if TYPE_CHECKING:
-    from .placed import PlacedGraph
+    from .placed.graph import PlacedGraph
 
 T = TypeVar("T")
 
 BUILT_IN: tuple[tuple[str, str], ...] = (
-    ("fold-constants", "fold_constants:FoldConstants"),
-    ("fold-batch-norms", "fold_batch_norms:FoldBatchNorms"),
-    ("fuse-attention", "fuse_attention:FuseAttention"),
-    ("quantize-weights", "quantize_weights:QuantizeWeights"),
-    ("merge-linears", "merge_linears:MergeLinears"),
-    ("place-operators", "place:PlaceOperators"),
-    ("insert-copies", "insert_copies:InsertCopies"),
-    ("group-regions", "regions:GroupRegions"),
-    ("schedule-copies", "schedule_copies:ScheduleCopies"),
-    ("merge-uploads", "merge_uploads:MergeUploads"),
+    ("fold-constants", "rewrites.fold_constants:FoldConstants"),
+    ("fold-batch-norms", "rewrites.fold_batch_norms:FoldBatchNorms"),
+    ("fuse-attention", "rewrites.fuse_attention:FuseAttention"),
+    ("quantize-weights", "quantized.quantize:QuantizeWeights"),
+    ("merge-linears", "rewrites.merge_linears:MergeLinears"),
+    ("place-operators", "placed.place:PlaceOperators"),
+    ("insert-copies", "placed.insert_copies:InsertCopies"),
+    ("group-regions", "placed.regions:GroupRegions"),
+    ("schedule-copies", "program.schedule_copies:ScheduleCopies"),
+    ("merge-uploads", "program.merge_uploads:MergeUploads"),
 )
 """The built-in passes in the order in which they run: name, and module and class in this room.
 
@@ -247,7 +247,7 @@ def run_stage(
             ran = ran.prepared(current)
         current = tuple(_run(ran, subject, done, observe, check) for subject in current)
     if mine and stage is Stage.PLACED:
-        from .verify_placement import verify  # not at the top: a configuration that is read names passes only
+        from .placed.verify import verify  # not at the top: a configuration that is read names passes only
 
         for placed in cast("tuple[PlacedGraph, ...]", current):
             verify(placed)
@@ -264,7 +264,7 @@ def _run(
             said, truth = ("changed", "the same") if outcome.changed else ("unchanged", "another")
             raise PassError(f"it says {said}, but its result is {truth}")
         if ran.stage is Stage.PLACED:
-            from .verify_placement import verify_structure
+            from .placed.verify import verify_structure
 
             verify_structure(cast("PlacedGraph", outcome.subject))
         if check is not None:

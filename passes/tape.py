@@ -1,6 +1,6 @@
 """What lowering a graph leaves: kernels and the steps that use them, as data without torch.
 
-`inductor.py` writes a tape from PyTorch's private structures; `lower.py` turns it into instructions.
+`inductor.py` writes a tape from PyTorch's private structures; `lowered/method.py` turns it into instructions.
 Sizes, strides and offsets count elements; buffer names are the lowering's own (``buf3``, ``arg0_1``).
 """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..runtime.buckets import bucket_title, method_at
+from ..runtime.calls.buckets import bucket_title, method_at
 from ..runtime.errors import PlanError
 from ..runtime.program import Allocation, Arena, BucketPlan, Device, Method, MethodPlan
 

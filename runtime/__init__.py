@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .engine import LoadedProgram
-    from .host import HostTensor
     from .loading import load_planned
     from .method import LoadedMethod
     from .start import load
+    from .tensors.host import HostTensor
 
 _HOMES = {
-    "HostTensor": "host",
+    "HostTensor": "tensors.host",
     "LoadedMethod": "method",
     "LoadedProgram": "engine",
     "load": "start",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .artifact.reader import Artifact
-from .buckets import plan_at
+from .calls.buckets import plan_at
 from .expr import Size, evaluate
 from .program import (
     Allocation,

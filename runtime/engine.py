@@ -8,17 +8,18 @@ from types import TracebackType
 from typing import Any, Self
 
 from .backend import Backend, DeviceArray, Operand, Step
-from .binding import CopyTally
-from .buckets import method_at, plan_at
-from .calls import Caller, Context, Layout
+from .calls.binding import CopyTally
+from .calls.buckets import method_at, plan_at
+from .calls.caller import Caller, Context, Layout
+from .calls.host_io import owned_array
+from .calls.inputs import as_host_tensor
+from .calls.outputs import output_block
+from .calls.poison import poisoner
+from .calls.unplanned import UnplannedCaller
 from .device_names import as_device
 from .dtypes import DType
 from .errors import PlanError, UsageError
-from .host import HostTensor, HostValue, contiguous_strides, dtype_of, host_value
-from .host_io import owned_array
-from .indexing import extents_of
-from .inputs import as_host_tensor
-from .memory import (
+from .memory.allocator import (
     Allocator,
     Constants,
     Releases,
@@ -27,15 +28,14 @@ from .memory import (
     state_addresses,
     storage_addresses,
 )
+from .memory.peers import introduce
+from .memory.session import Session
+from .memory.shared import Shared
+from .memory.state import State
 from .method import LoadedMethod
-from .outputs import output_block
-from .peers import introduce
-from .poison import poisoner
 from .program import CPU, Device, Method, MethodPlan, PlannedProgram
-from .session import Session
-from .shared import Shared
-from .state import State
-from .unplanned import UnplannedCaller
+from .tensors.host import HostTensor, HostValue, contiguous_strides, dtype_of, host_value
+from .tensors.indexing import extents_of
 
 
 @dataclass(frozen=True)

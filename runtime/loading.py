@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Callable, Mapping
 
 from .backend import Backend
-from .cpu import CpuBackend
+from .cpu.backend import CpuBackend
 from .device_names import BY_TRITON, as_device, check_target, gpus_of
 from .engine import EngineOptions, LoadedProgram
 from .errors import DeviceError, UsageError
-from .memory import Constants
-from .peers import introduce
+from .memory.allocator import Constants
+from .memory.peers import introduce
 from .program import CPU, Device, PlannedProgram
 
 Notify = Callable[[str], None]

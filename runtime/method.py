@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from .binding import CopyTally
-from .bound import Bound, BucketUse
-from .calls import Caller, written_state
+from .calls.binding import CopyTally
+from .calls.bound import Bound, BucketUse
+from .calls.caller import Caller, written_state
+from .calls.inputs import arrange
 from .errors import ExecutionError, UsageError
-from .inputs import arrange
+from .memory.session import Session, busy
 from .program import Method
-from .session import Session, busy
 
 
 def in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Sequence[Any]]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .backend import DeviceArray, Operand, Step
-from .blocks import Blocks, copy_in, copy_out, set_bytes
+from .cpu.blocks import Blocks, copy_in, copy_out, set_bytes
 from .errors import DeviceError, ExecutionError, UsageError
 from .expr import evaluate
-from .host import Array, HostValue, array_at, bytes_at, host_value
 from .program import Copy, CopyKind, Device, HostCall, Kernel, Launch, LibraryCall, Ref
+from .tensors.host import Array, HostValue, array_at, bytes_at, host_value
 
 Work = Callable[[Mapping[str, Operand]], None]
 """What a kernel, library function or host operator does, given all operands by value name."""

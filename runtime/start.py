@@ -101,7 +101,7 @@ def _apply_tuning(program: LoadedProgram, path: Path | None, notify: Callable[[s
     """Take the file's algorithms, or where it has none for this GPU, those that the artifact embeds."""
     if path is None and not program.planned.program.tunings:
         return
-    from . import tune
+    from .measure import tune
 
     try:
         reason = "" if path is None else tune.apply(program, tune.Tuning.read(path))

@@ -43,11 +43,11 @@ from triton.runtime.driver import driver
 from ...runtime.errors import DevplanError, UnsupportedOperatorError
 from ...runtime.expr import Size
 from ...runtime.program import SourceLocation
-from ..decompositions import on_cuda
-from ..library_calls import has_library_call, unsupported
-from ..origins import origin_of
-from ..region_graph import NamingInterpreter, cannot_lower
-from ..sizes import to_dtype, to_size
+from ..exported.origins import origin_of
+from ..exported.sizes import to_dtype, to_size
+from ..lowered.decompositions import on_cuda
+from ..lowered.library_calls import has_library_call, unsupported
+from ..lowered.region_graph import NamingInterpreter, cannot_lower
 from ..tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, Step, Tape, Window
 from ..targets import Target
 from . import combine_kernels, masked_loads

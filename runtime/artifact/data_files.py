@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import ArtifactError, UsageError
 from ..program import CPU, Program
-from ..safetensors import all_tensors, open_safetensors, weight_files
+from ..weights.safetensors import all_tensors, open_safetensors, weight_files
 from .layout import GIVEN, Blob, DataFile
 
 
@@ -61,7 +61,7 @@ def made_constants(
     recipes = {blob.digest: blob.recipe for blob in blobs if blob.recipe is not None}
     if not recipes:
         return windows
-    from ..supply import Constants, Supply  # NumPy, which reading an artifact does without
+    from ..weights.supply import Constants, Supply  # NumPy, which reading an artifact does without
 
     paths = weight_files(given) if wanted else listed
     fitted: Supply | None = None

@@ -30,7 +30,7 @@ from ..program import (
     Symbol,
     Value,
 )
-from ..recipes import Part, Recipe
+from ..weights.recipes import Part, Recipe
 from .decode import (
     ALIAS_KINDS,
     ARENA_KINDS,

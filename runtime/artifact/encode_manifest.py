@@ -24,7 +24,7 @@ from ..program import (
     Storage,
     Value,
 )
-from ..recipes import Part
+from ..weights.recipes import Part
 from .encode import (
     ALIAS_KINDS,
     ARENA_KINDS,

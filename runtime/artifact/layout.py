@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..program import Program
-from ..recipes import Recipe
+from ..weights.recipes import Recipe
 
 FORMAT_VERSION = 2
 """Of the manifest and the delegates' blobs, in the order of their making:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 
-from ..buckets import method_at, plan_at
+from ..calls.buckets import method_at, plan_at
 from ..errors import ArtifactError
 from ..program import Allocation, BucketPlan, Device, Method, MethodPlan, PlannedProgram, Role
 from .operands import operands

@@ -16,9 +16,9 @@ import flatbuffers
 
 from ..errors import ArtifactError
 from ..program import Constant, Program
-from ..recipes import Recipe
-from ..safetensors import SafetensorsFile, all_tensors, open_safetensors
-from ..supply import Supply
+from ..weights.recipes import Recipe
+from ..weights.safetensors import SafetensorsFile, all_tensors, open_safetensors
+from ..weights.supply import Supply
 from .generated import data_generated as fb
 from .layout import (
     DATA_HEADER,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import ArtifactError
 from ..program import PlannedProgram
-from ..recipes import Recipe
+from ..weights.recipes import Recipe
 from .atomic import AtomicFile, BytesLike
 from .encode import packed, region
 from .encode_manifest import code_digest, manifest

@@ -21,8 +21,8 @@ from .launch import ArgumentArray, early_config
 from .ledger import noted
 
 if TYPE_CHECKING:
-    from ..host_io import HostEnd
-    from ..tensor import DeviceTensor
+    from ..calls.host_io import HostEnd
+    from ..tensors.tensor import DeviceTensor
     from .nvidia_library import WorkspaceUse
 
 _WARP = 32
@@ -202,8 +202,8 @@ class CudaBackend(GpuContext):
 
         ``check`` raises when the memory may not be used any more.
         """
-        from ..tensor import DeviceTensor
-        from ..tensor_backend import Memory
+        from ..tensors.tensor import DeviceTensor
+        from ..tensors.tensor_backend import Memory
 
         return DeviceTensor(operand, self, Memory(release, check))
 
@@ -215,7 +215,7 @@ class CudaBackend(GpuContext):
         Raises:
             UsageError: it is no device tensor, or lives on another GPU.
         """
-        from ..tensor import DeviceTensor
+        from ..tensors.tensor import DeviceTensor
 
         return DeviceTensor.of(tensor, self).operand
 

@@ -13,7 +13,7 @@ from .blocks import Block, blocks_of
 from .driver import check
 
 if TYPE_CHECKING:
-    from ..host_io import HostEnd
+    from ..calls.host_io import HostEnd
     from .backend import CudaBackend
 
 

@@ -13,7 +13,7 @@ from ..errors import DevplanError, ExecutionError
 from .driver import check
 
 if TYPE_CHECKING:
-    from ..host_io import HostEnd
+    from ..calls.host_io import HostEnd
     from .backend import CudaBackend
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..host import bytes_at
+from ..tensors.host import bytes_at
 from .driver import check
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArtifactError, ExecutionError
-from ..host import Array
+from ..tensors.host import Array
 from . import types
 from .tensor import Memory, Tensor, align_ranks, as_tensor
 from .types import Type

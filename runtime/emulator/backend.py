@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from ..backend import DeviceArray, Operand, Step
-from ..binding import CopyTally
-from ..blocks import Blocks, copy_in, copy_out, set_bytes
-from ..cpu import local_copy
+from ..calls.binding import CopyTally
+from ..calls.host_io import HostEnd
+from ..cpu.backend import local_copy
+from ..cpu.blocks import Blocks, copy_in, copy_out, set_bytes
 from ..dtypes import DType
 from ..errors import DeviceError, ExecutionError, UsageError
-from ..host import HostValue, array_at, bytes_at, host_value
-from ..host_io import HostEnd
 from ..program import CPU, Copy, CopyKind, Device, HostCall, Kernel, Launch, LibraryCall
+from ..tensors.host import HostValue, array_at, bytes_at, host_value
 from .kernels import bind_launch, kernel_function
 from .library import bind_library_call
 from .tensor import Memory

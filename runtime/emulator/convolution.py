@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import ArtifactError
-from ..host import Array
+from ..tensors.host import Array
 
 
 def convolve(x: Array, weight: Array, bias: Array | None, attributes: Mapping[str, Any]) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..host import Array
+from ..tensors.host import Array
 from . import special, types
 from .tensor import Tensor, as_tensor, binary, divide
 from .types import FLOAT32, INT1, INT32, INT64, Type

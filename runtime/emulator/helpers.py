@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArtifactError
-from ..host import Array
+from ..tensors.host import Array
 from . import language as tl
 from . import reductions, statistics, types
 from .access import load

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import ArtifactError, ExecutionError
-from ..host import Array
+from ..tensors.host import Array
 from . import types
 from .access import running
 from .reductions import axis_of

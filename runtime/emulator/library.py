@@ -11,8 +11,8 @@ import numpy as np
 from ..backend import Operand, Step
 from ..dtypes import DType
 from ..errors import ArtifactError, DevplanError, ExecutionError
-from ..host import Array, array_at
 from ..program import Device, LibraryCall
+from ..tensors.host import Array, array_at
 from . import special, types
 from .convolution import convolve
 

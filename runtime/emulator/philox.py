@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..host import Array
+from ..tensors.host import Array
 from .tensor import Tensor, as_tensor
 from .types import FLOAT32, UINT32
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import ArtifactError
-from ..host import Array
+from ..tensors.host import Array
 from . import types
 from .tensor import Tensor
 from .types import FLOAT32, INT32, Type

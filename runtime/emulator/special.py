@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ..host import Array
+from ..tensors.host import Array
 
 # W. J. Cody, "Rational Chebyshev approximations for the error function", Math. Comp. 23 (1969).
 _SMALL = (

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import ArtifactError
-from ..host import Array
+from ..tensors.host import Array
 from . import types
 from .types import INT1, INT32, Type
 

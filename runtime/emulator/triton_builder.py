@@ -15,7 +15,7 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import ExecutionError
-from ..host import Array, HostTensor
+from ..tensors.host import Array, HostTensor
 from . import assembly, types
 from .tensor import Tensor
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..host import Array
+from ..tensors.host import Array
 
 if TYPE_CHECKING:
     from .triton_copy import Interpreter

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import ArtifactError
-from ..host import Array, HostTensor
+from ..tensors.host import Array, HostTensor
 
 
 @dataclass(frozen=True)

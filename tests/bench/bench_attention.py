@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from devplan.passes.attention import OPERATOR, to_launch
+from devplan.passes.kernels.attention import OPERATOR, to_launch
 from devplan.passes.tape import ExternCall, Window
 from devplan.runtime.dtypes import DType
 

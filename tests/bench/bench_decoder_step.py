@@ -23,7 +23,7 @@ import torch
 from bench_row_product import Kernel, Shape, compiled
 from decoder_step import ATTENTIONS, NAMES, PRODUCTS, TRIED, Attention, Choice, Step, all_specs
 
-from devplan.passes.row_product import Blocks
+from devplan.passes.kernels.row_product import Blocks
 
 EDGES = (
     *(

@@ -18,10 +18,10 @@ import torch
 from bench_quantized import SCHEMES, Launches, compiled
 from bench_row_product import LAUNCHES, microseconds
 
-from devplan.passes.compile_kernels import canonical
-from devplan.passes.quantized_experts import OPERATOR, by_rows, by_tiles, to_steps
-from devplan.passes.quantized_linear import Blocks
-from devplan.passes.quantized_weight import QuantizedWeight, quantized, words_per_chunk
+from devplan.passes.lowered.compile_kernels import canonical
+from devplan.passes.quantized.experts import OPERATOR, by_rows, by_tiles, to_steps
+from devplan.passes.quantized.linear import Blocks
+from devplan.passes.quantized.weight import QuantizedWeight, quantized, words_per_chunk
 from devplan.passes.tape import ExternCall, OwnLaunch, Window
 from devplan.runtime.dtypes import DType
 

@@ -22,9 +22,9 @@ from unittest import mock
 import torch
 from torch.nn import functional as F
 
-from devplan.passes import compile_kernels
-from devplan.passes.compile_kernels import canonical
-from devplan.passes.row_product import OPERATOR, Blocks, blocks_for, to_steps_with
+from devplan.passes.kernels.row_product import OPERATOR, Blocks, blocks_for, to_steps_with
+from devplan.passes.lowered import compile_kernels
+from devplan.passes.lowered.compile_kernels import canonical
 from devplan.passes.tape import READY, ExternCall, KernelSpec, Window
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import KernelCode

@@ -17,8 +17,8 @@ import torch
 from bench_row_product import CACHE_NBYTES, LAUNCHES, Kernel, microseconds
 from torch.nn import functional as F
 
-from devplan.passes.compile_kernels import canonical, compile_kernel
-from devplan.passes.split_attention import Shape, to_steps
+from devplan.passes.kernels.split_attention import Shape, to_steps
+from devplan.passes.lowered.compile_kernels import canonical, compile_kernel
 from devplan.passes.tape import ExternCall, KernelSpec, OwnLaunch, Window
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import KernelCode

@@ -120,7 +120,7 @@ def child(artifact: str, device: str, started: float) -> None:
         spans.note("(loaded)", spans.now())
         import numpy as np
 
-        from devplan.runtime.host import host_value, numpy_dtype
+        from devplan.runtime.tensors.host import host_value, numpy_dtype
 
         method = program.method(program.methods[0])
         inputs: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from devplan.passes.workspaces import CONVOLUTION_LIMIT, MATMUL_LIMIT
+from devplan.passes.lowered.workspaces import CONVOLUTION_LIMIT, MATMUL_LIMIT
 from devplan.runtime.artifact import read
 from devplan.runtime.backend import Operand
 from devplan.runtime.cuda.backend import CudaBackend

@@ -11,8 +11,8 @@ from typing import Any
 
 from bench_row_product import Shape, call_for
 
-from devplan.passes.compile_kernels import canonical
-from devplan.passes.row_product import Blocks, to_steps_with
+from devplan.passes.kernels.row_product import Blocks, to_steps_with
+from devplan.passes.lowered.compile_kernels import canonical
 from devplan.passes.tape import READY, KernelSpec
 from devplan.runtime.dtypes import DType
 

@@ -23,9 +23,9 @@ from decoder_kernels import (
 )
 from torch.nn import functional as F
 
-from devplan.passes import split_attention
-from devplan.passes.compile_kernels import canonical, that_waits
-from devplan.passes.row_product import Blocks
+from devplan.passes.kernels import split_attention
+from devplan.passes.kernels.row_product import Blocks
+from devplan.passes.lowered.compile_kernels import canonical, that_waits
 from devplan.passes.tape import ExternCall, KernelSpec, OwnLaunch, Window
 from devplan.runtime.dtypes import DType
 

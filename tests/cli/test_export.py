@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from devplan.devplan_cli.budgets import check_artifact, check_plan
-from devplan.passes.config import load_config
+from devplan.passes.config.read import load_config
 from devplan.runtime.artifact import read
 from devplan.runtime.errors import BudgetError
 

@@ -21,8 +21,8 @@ from devplan.devplan_cli.words import size
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import UsageError
 from devplan.runtime.expr import Expr
-from devplan.runtime.host import HostTensor
 from devplan.runtime.program import CPU, Method, Port, Storage, Symbol, Value
+from devplan.runtime.tensors.host import HostTensor
 
 from .conftest import environment
 

@@ -25,7 +25,6 @@ from devplan.runtime.cuda import driver
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import ArtifactError, DeviceError, DevplanError, ExecutionError, UsageError
-from devplan.runtime.host import HostTensor, numpy_dtype
 from devplan.runtime.program import (
     CPU,
     Copy,
@@ -37,7 +36,8 @@ from devplan.runtime.program import (
     LibraryCall,
     Ref,
 )
-from devplan.runtime.tensor import DeviceTensor
+from devplan.runtime.tensors.host import HostTensor, numpy_dtype
+from devplan.runtime.tensors.tensor import DeviceTensor
 
 GPU = Device("cuda", 0)
 RANDOM = np.random.default_rng(0)

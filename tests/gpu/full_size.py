@@ -176,9 +176,9 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
     from devplan.passes.api import Exported
     from devplan.passes.export import export
-    from devplan.passes.load_source import resolve
     from devplan.passes.options import ExportOptions
-    from devplan.passes.state_dict import constants_with
+    from devplan.passes.source.load import resolve
+    from devplan.passes.source.state_dict import constants_with
     from devplan.runtime.loading import load_planned
 
     torch.set_num_threads(THREADS)
@@ -270,7 +270,7 @@ def _alone(lock: str, seconds: int) -> Iterator[None]:
 
 
 def _plan(result: Any) -> dict[str, Any]:
-    from devplan.runtime.memory import constants_nbytes
+    from devplan.runtime.memory.allocator import constants_nbytes
     from devplan.runtime.program import Launch, LibraryCall
 
     arenas = [a for m in result.planned.plan.methods for a in m.arenas if a.kind == "arena"]

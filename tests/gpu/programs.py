@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 from devplan.planner import PlanOptions, check, plan
-from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.cpu.backend import CpuBackend
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.engine import LoadedProgram

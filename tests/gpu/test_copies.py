@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from devplan.passes.export import export  # noqa: E402
 from devplan.passes.options import ExportOptions, IoRule, PlacementRule  # noqa: E402
-from devplan.passes.source import MethodSource, ModelSource  # noqa: E402
+from devplan.passes.source.model import MethodSource, ModelSource  # noqa: E402
 from devplan.runtime.engine import LoadedProgram  # noqa: E402
 from devplan.runtime.loading import load_planned  # noqa: E402
 from devplan.runtime.program import CopyKind  # noqa: E402

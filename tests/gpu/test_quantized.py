@@ -13,7 +13,7 @@ from devplan.runtime.cuda import driver
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from devplan.passes.quantized_eager import RoundedWeights  # noqa: E402
+from devplan.passes.quantized.eager import RoundedWeights  # noqa: E402
 from devplan.runtime.loading import load_planned  # noqa: E402
 from devplan.tests.support.exporting import export_module  # noqa: E402
 

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from devplan.runtime.artifact import write  # noqa: E402
-from devplan.runtime.tune import Tuning, tune  # noqa: E402
+from devplan.runtime.measure.tune import Tuning, tune  # noqa: E402
 from devplan.tests.support.exporting import assert_close, export_module  # noqa: E402
 from devplan.tests.support.tiled_cases import HALF, rand  # noqa: E402
 

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 import devplan
 from devplan.passes import export as exporting
-from devplan.passes.attention import to_launch
-from devplan.passes.compile_kernels import canonical, compile_kernels
 from devplan.passes.export import ExportResult
-from devplan.passes.load_source import resolve
+from devplan.passes.kernels.attention import to_launch
+from devplan.passes.kernels.split_attention import splits_of, to_steps
+from devplan.passes.lowered.compile_kernels import canonical, compile_kernels
 from devplan.passes.options import ExportOptions
-from devplan.passes.source import MethodSource, ModelSource
-from devplan.passes.split_attention import splits_of, to_steps
+from devplan.passes.source.load import resolve
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.passes.tape import ExternCall, OwnLaunch, Window
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import Launch, LibraryCall, Method

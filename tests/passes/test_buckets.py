@@ -12,11 +12,11 @@ import torch
 from torch.export import Dim
 
 import devplan
-from devplan.passes.buckets import LIMIT, check_declared, method_buckets
-from devplan.passes.dimensions import declared
-from devplan.passes.load_source import resolve
+from devplan.passes.exported.buckets import LIMIT, check_declared, method_buckets
+from devplan.passes.exported.dimensions import declared
 from devplan.passes.options import BucketRule
-from devplan.passes.source import MethodSource
+from devplan.passes.source.load import resolve
+from devplan.passes.source.model import MethodSource
 from devplan.planner import check
 from devplan.runtime.errors import UsageError
 from devplan.runtime.program import Symbol

@@ -12,12 +12,12 @@ import torch
 from torch.nn import functional as F
 
 from devplan.passes import export as exporting
-from devplan.passes.cached_attention import OPERATOR
-from devplan.passes.compile_kernels import canonical, compile_kernels, that_waits
 from devplan.passes.export import ExportResult
+from devplan.passes.kernels.cached_attention import OPERATOR
+from devplan.passes.kernels.split_attention import to_cached_steps, to_steps
+from devplan.passes.lowered.compile_kernels import canonical, compile_kernels, that_waits
 from devplan.passes.options import ExportOptions
-from devplan.passes.source import MethodSource, ModelSource
-from devplan.passes.split_attention import to_cached_steps, to_steps
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.passes.tape import ExternCall, OwnLaunch, Window
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import Launch

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import devplan
-from devplan.passes.call_names import misfit, output_names, wrong_name
-from devplan.passes.load_source import resolve
+from devplan.passes.exported.call_names import misfit, output_names, wrong_name
+from devplan.passes.source.load import resolve
 from devplan.runtime.errors import UsageError
 from tests.support.exporting import assert_close, export_module, loaded
 

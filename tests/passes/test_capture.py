@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from devplan.passes.capture import export_method, grouped_experts  # noqa: E402
-from devplan.passes.source import MethodSource  # noqa: E402
+from devplan.passes.exported.capture import export_method, grouped_experts  # noqa: E402
+from devplan.passes.source.model import MethodSource  # noqa: E402
 from devplan.runtime.errors import UnsupportedOperatorError  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from devplan.passes import compile_kernels as compiling
-from devplan.passes.compile_kernels import canonical, compile_kernel, compile_kernels, that_waits
+from devplan.passes.lowered import compile_kernels as compiling
+from devplan.passes.lowered.compile_kernels import canonical, compile_kernel, compile_kernels, that_waits
 from devplan.passes.tape import READY, KernelSpec
 from devplan.passes.targets import TARGETS
 from devplan.runtime.errors import PassError

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devplan.passes.config import load_config
-from devplan.passes.config_rules import parse_bucket, parse_io, parse_skip
-from devplan.passes.config_schema import config_schema
+from devplan.passes.config.read import load_config
+from devplan.passes.config.rules import parse_bucket, parse_io, parse_skip
+from devplan.passes.config.schema import config_schema
+from devplan.passes.config.setting import SETTINGS, parse_size
 from devplan.passes.options import BucketRule, ExportOptions, IoRule, PlacementRule
 from devplan.passes.pipeline import pass_class, pass_names
-from devplan.passes.setting import SETTINGS, parse_size
 from devplan.runtime.errors import UsageError
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -14,9 +14,9 @@ from torch._higher_order_ops.scan import scan  # noqa: E402
 from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
 
 from devplan.passes.export import ExportResult, export  # noqa: E402
-from devplan.passes.ledger import ledger  # noqa: E402
 from devplan.passes.options import ExportOptions, PlacementRule  # noqa: E402
-from devplan.passes.source import MethodSource, ModelSource  # noqa: E402
+from devplan.passes.placed.ledger import ledger  # noqa: E402
+from devplan.passes.source.model import MethodSource, ModelSource  # noqa: E402
 from devplan.runtime import load  # noqa: E402
 from devplan.runtime.artifact import write  # noqa: E402
 from devplan.runtime.errors import UnsupportedOperatorError  # noqa: E402

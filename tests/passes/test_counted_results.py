@@ -20,8 +20,8 @@ from devplan.passes.options import IoRule  # noqa: E402
 from devplan.runtime import LoadedProgram  # noqa: E402
 from devplan.runtime.describe import describe_method  # noqa: E402
 from devplan.runtime.errors import ExecutionError, UnsupportedOperatorError  # noqa: E402
-from devplan.runtime.host import HostTensor  # noqa: E402
 from devplan.runtime.program import CopyKind  # noqa: E402
+from devplan.runtime.tensors.host import HostTensor  # noqa: E402
 
 pytestmark = pytest.mark.torch
 BOUND = 9

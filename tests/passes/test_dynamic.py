@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from devplan.passes import export as exporting
 from devplan.passes.options import ExportOptions
-from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.runtime.errors import UnsupportedOperatorError, UsageError
 from devplan.tests.support.exporting import assert_close
 from devplan.tests.zoo.measure import load, without_code

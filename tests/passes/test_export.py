@@ -9,7 +9,7 @@ import pytest
 import torch
 from exporting import assert_close, export_methods, export_module, loaded
 
-from devplan.passes.source import MethodSource
+from devplan.passes.source.model import MethodSource
 from devplan.runtime.errors import BudgetError, UnsupportedOperatorError
 from devplan.runtime.program import Copy, CopyKind, HostCall, Launch, LibraryCall
 

@@ -9,7 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from devplan.passes import capture, frames  # noqa: E402
+from devplan.passes.exported import capture  # noqa: E402
+from devplan.passes.source import frames  # noqa: E402
 from devplan.runtime import program  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from devplan.passes.api import export
-from devplan.passes.capture import export_method
-from devplan.passes.exported import cast_methods
-from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.exported.capture import export_method
+from devplan.passes.exported.method import cast_methods
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.runtime.errors import UnsupportedOperatorError
 from devplan.tests.support.checking import checked
 from devplan.tests.zoo.measure import measure

@@ -14,19 +14,19 @@ import torch
 import triton
 from torch.nn import functional as F
 
-from devplan.passes import compile_kernels
 from devplan.passes import export as exporting
-from devplan.passes import tune_kernels as tuning
-from devplan.passes.compile_kernels import canonical, compile_candidates, compile_kernel
 from devplan.passes.export import ExportResult
-from devplan.passes.kernel_tuning import BLOCKS, key_of, key_of_spec, reconfigured, stem_of
+from devplan.passes.lowered import compile_kernels
+from devplan.passes.lowered import tune_kernels as tuning
+from devplan.passes.lowered.compile_kernels import canonical, compile_candidates, compile_kernel
+from devplan.passes.lowered.kernel_tuning import BLOCKS, key_of, key_of_spec, reconfigured, stem_of
 from devplan.passes.tape import KernelSpec
-from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.cpu.backend import CpuBackend
 from devplan.runtime.emulator import EmulatorBackend
 from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.errors import PassError, UsageError
+from devplan.runtime.measure.tune import Tuning
 from devplan.runtime.program import CPU, Device, Kernel, KernelCode, Launch
-from devplan.runtime.tune import Tuning
 from devplan.tests.support.exporting import assert_close, export_module, loaded
 from devplan.tests.zoo.measure import without_code
 

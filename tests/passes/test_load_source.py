@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from devplan.passes.load_source import resolve  # noqa: E402
+from devplan.passes.source.load import resolve  # noqa: E402
 from devplan.runtime.errors import UsageError  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from devplan.passes.capture import export_method
-from devplan.passes.contents import name_contents
-from devplan.passes.exported import ExportedMethod, analyse
-from devplan.passes.merge_linears import MergeLinears
-from devplan.passes.source import MethodSource
+from devplan.passes.exported.capture import export_method
+from devplan.passes.exported.contents import name_contents
+from devplan.passes.exported.method import ExportedMethod, analyse
+from devplan.passes.rewrites.merge_linears import MergeLinears
+from devplan.passes.source.model import MethodSource
 
 pytestmark = pytest.mark.torch
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.tests.zoo.measure import measure
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import assume, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from devplan.passes.pooling import average  # noqa: E402
+from devplan.passes.lowered.pooling import average  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from devplan.passes.compile_kernels import canonical, compile_kernel  # noqa: E402
-from devplan.passes.quantized_linear import OPERATOR, Blocks, tile_steps  # noqa: E402
+from devplan.passes.lowered.compile_kernels import canonical, compile_kernel  # noqa: E402
+from devplan.passes.quantized.linear import OPERATOR, Blocks, tile_steps  # noqa: E402
 from devplan.passes.tape import SETTLED, ExternCall, KernelSpec, OwnLaunch, Window  # noqa: E402
 from devplan.runtime.dtypes import DType  # noqa: E402
 

@@ -12,9 +12,9 @@ import torch
 import devplan
 from devplan.passes import export as exporting
 from devplan.passes.export import ExportResult
-from devplan.passes.load_source import resolve
-from devplan.passes.quantize_scheme import Scheme, Selection, shortened
-from devplan.passes.quantized_eager import RoundedWeights
+from devplan.passes.quantized.eager import RoundedWeights
+from devplan.passes.quantized.scheme import Scheme, Selection, shortened
+from devplan.passes.source.load import resolve
 from devplan.runtime import load_planned
 from devplan.tests.support.exporting import export_module
 from devplan.tests.zoo.measure import without_code

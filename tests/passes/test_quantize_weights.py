@@ -13,11 +13,11 @@ import torch
 import devplan
 from devplan.passes import export as exporting
 from devplan.passes.export import ExportResult
-from devplan.passes.load_source import resolve
 from devplan.passes.options import ExportOptions, PlacementRule
-from devplan.passes.quantize_scheme import Scheme, Selection
-from devplan.passes.quantized_eager import RoundedWeights
-from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.quantized.eager import RoundedWeights
+from devplan.passes.quantized.scheme import Scheme, Selection
+from devplan.passes.source.load import resolve
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.runtime import load_planned
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import Launch

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devplan.passes.compile_kernels import canonical, compile_kernels
-from devplan.passes.quantized_experts import OPERATOR, by_rows, to_steps
-from devplan.passes.quantized_weight import QuantizedWeight, quantized
+from devplan.passes.lowered.compile_kernels import canonical, compile_kernels
+from devplan.passes.quantized.experts import OPERATOR, by_rows, to_steps
+from devplan.passes.quantized.weight import QuantizedWeight, quantized
 from devplan.passes.tape import ExternCall, OwnLaunch
 from devplan.runtime.expr import Expr
 from devplan.tests.support.steps import Emulated, window

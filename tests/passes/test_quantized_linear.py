@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from devplan.passes import quantized_matrix, quantized_row
-from devplan.passes.compile_kernels import canonical, compile_kernels, shared_limit
-from devplan.passes.quantized_linear import OPERATOR, Blocks, blocks_of, tile_steps, to_steps
-from devplan.passes.quantized_weight import QuantizedWeight, pack, quantized, unpack
+from devplan.passes.lowered.compile_kernels import canonical, compile_kernels, shared_limit
+from devplan.passes.quantized import matrix as quantized_matrix
+from devplan.passes.quantized import row as quantized_row
+from devplan.passes.quantized.linear import OPERATOR, Blocks, blocks_of, tile_steps, to_steps
+from devplan.passes.quantized.weight import QuantizedWeight, pack, quantized, unpack
 from devplan.passes.tape import Allocate, ExternCall, OwnLaunch
 from devplan.runtime.dtypes import DType
 from devplan.tests.support.steps import Emulated, window

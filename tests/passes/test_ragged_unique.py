@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from devplan.passes.api import export
-from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.runtime.errors import UnsupportedOperatorError
 from devplan.tests.zoo.measure import measure
 

@@ -12,9 +12,9 @@ import torch
 from torch.nn import functional as F
 
 from devplan.passes import export as exporting
+from devplan.passes.exported.random_numbers import STATE
 from devplan.passes.options import ExportOptions
-from devplan.passes.random_numbers import STATE
-from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.tests.zoo.measure import load, without_code
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -69,7 +69,7 @@ def errors(artifact: Path, source: str, dtype: str) -> tuple[float, float]:
     """Against eager in float32: the largest error, and the error's norm over the result's."""
     import torch
 
-    from devplan.passes.load_source import resolve
+    from devplan.passes.source.load import resolve
     from devplan.runtime import load
 
     (method,) = resolve(source).methods

@@ -17,18 +17,18 @@ from torch.nn import functional as F
 
 import devplan
 from devplan.passes import export as exporting
-from devplan.passes.compile_kernels import canonical, compile_kernels
 from devplan.passes.export import ExportResult
-from devplan.passes.load_source import resolve
+from devplan.passes.kernels.row_product import ACTIVATIONS, OPERATOR, blocks_for, to_steps
+from devplan.passes.lowered.compile_kernels import canonical, compile_kernels
 from devplan.passes.options import ExportOptions
-from devplan.passes.row_product import ACTIVATIONS, OPERATOR, blocks_for, to_steps
-from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.source.load import resolve
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.passes.tape import READY, ExternCall, Window
 from devplan.runtime.backend import Operand
 from devplan.runtime.dtypes import DType
 from devplan.runtime.emulator import EmulatorBackend
-from devplan.runtime.host import contiguous_strides
 from devplan.runtime.program import Device, Kernel, KernelParameter, Launch, LibraryCall, Method, Ref
+from devplan.runtime.tensors.host import contiguous_strides
 from devplan.tests.zoo.measure import load, without_code
 
 MODELS = Path(devplan.__file__).parent / "configs" / "models"

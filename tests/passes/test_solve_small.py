@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from devplan.passes.small_matrices import LARGEST
-from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.kernels.small_matrices import LARGEST
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.tests.zoo.measure import Row, measure
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

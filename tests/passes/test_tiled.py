@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from devplan.passes import export as exporting
 from devplan.passes.export import ExportResult
+from devplan.passes.kernels.tiles import candidates, choose_tile
 from devplan.passes.targets import TARGETS
-from devplan.passes.tiles import candidates, choose_tile
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import LibraryCall
 from devplan.tests.support.exporting import assert_close, export_module, loaded

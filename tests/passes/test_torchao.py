@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from devplan.passes.quantized_weight import quantized, unpack
-from devplan.passes.source import MethodSource
-from devplan.passes.torchao_weights import PackedLinear, codes_of, unwrap
+from devplan.passes.quantized.torchao import PackedLinear, codes_of, unwrap
+from devplan.passes.quantized.weight import quantized, unpack
+from devplan.passes.source.model import MethodSource
 from devplan.runtime.errors import UnsupportedOperatorError
 from devplan.tests.support.exporting import export_module, loaded
 

@@ -16,19 +16,19 @@ import torch
 
 from devplan.devplan_cli.tensor_files import write_many
 from devplan.passes.export import ExportResult, export
-from devplan.passes.hollow import without_weights
 from devplan.passes.options import ExportOptions
-from devplan.passes.source import MethodSource, ModelSource
-from devplan.passes.state_dict import constants_with
+from devplan.passes.source.hollow import without_weights
+from devplan.passes.source.model import MethodSource, ModelSource
+from devplan.passes.source.state_dict import constants_with
 from devplan.runtime import load, load_planned
 from devplan.runtime.artifact import read, write
 from devplan.runtime.artifact.weights import GIVEN, REFERENCE
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import ArtifactError, DevplanError, UsageError
-from devplan.runtime.host import HostTensor
-from devplan.runtime.recipes import Part, Recipe
-from devplan.runtime.safetensors import open_safetensors
-from devplan.runtime.supply import Supply
+from devplan.runtime.tensors.host import HostTensor
+from devplan.runtime.weights.recipes import Part, Recipe
+from devplan.runtime.weights.safetensors import open_safetensors
+from devplan.runtime.weights.supply import Supply
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -197,7 +197,7 @@ def test_weights_that_are_not_there_cannot_be_rounded() -> None:
 
 
 def test_casting_reaches_tensors_that_plain_attributes_hold_too() -> None:
-    from devplan.passes.exported import cast_methods
+    from devplan.passes.exported.method import cast_methods
 
     net = torch.nn.Module()
     net.register_buffer("cache", torch.zeros(2))

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devplan.passes.library_calls import Call
+from devplan.passes.lowered.library_calls import Call
+from devplan.passes.lowered.workspaces import CONVOLUTION_LIMIT, MATMUL_LIMIT, workspace_of
 from devplan.passes.tape import Window
-from devplan.passes.workspaces import CONVOLUTION_LIMIT, MATMUL_LIMIT, workspace_of
 from devplan.runtime.dtypes import DType
 from devplan.runtime.expr import Expr, Size
 from devplan.runtime.program import LibraryCall

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devplan.runtime.buckets import method_at
-from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.calls.buckets import method_at
+from devplan.runtime.cpu.backend import CpuBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.engine import EngineOptions, LoadedProgram
 from devplan.runtime.expr import Expr, Size, evaluate
-from devplan.runtime.host import contiguous_strides, numpy_dtype
 from devplan.runtime.program import (
     CPU,
     Allocation,
@@ -47,6 +46,7 @@ from devplan.runtime.program import (
     Value,
 )
 from devplan.runtime.recording import RecordingBackend, Work, elementwise
+from devplan.runtime.tensors.host import contiguous_strides, numpy_dtype
 
 CUDA = Device("cuda", 0)
 DOUBLE = {"double": elementwise(lambda x: x + x, "x_device", "y")}

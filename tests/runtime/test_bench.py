@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devplan.runtime.bench import bench, measure_cold_start
-from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.cpu.backend import CpuBackend
 from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.errors import ArtifactError, ExecutionError, UsageError
-from devplan.runtime.profile import write_trace
+from devplan.runtime.measure.bench import bench, measure_cold_start
+from devplan.runtime.measure.profile import write_trace
+from devplan.runtime.measure.timing import Percentiles, part_of, timed_steps
 from devplan.runtime.program import CPU, Copy, CopyKind, Device, Launch, SourceLocation
 from devplan.runtime.recording import RecordingBackend
-from devplan.runtime.timing import Percentiles, part_of, timed_steps
 
 CUDA = Device("cuda", 0)
 INPUTS = {"x": np.arange(4, dtype=np.float32)}
@@ -104,7 +104,7 @@ def test_a_trace_has_a_row_per_stream_and_a_slice_per_instruction(
 
 
 def test_a_slice_is_named_after_the_users_module() -> None:
-    from devplan.runtime.profile import name_of
+    from devplan.runtime.measure.profile import name_of
 
     origin = SourceLocation("encoder.layer.0", "aten.addmm", "model.py", 12)
     assert name_of(Launch("fused_7", (), (1, 1, 1), (), (), origin=origin)) == "encoder.layer.0: fused_7"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devplan.runtime.bench_page import bins, histogram, page
-from devplan.runtime.timing import Percentiles
+from devplan.runtime.measure.bench_page import bins, histogram, page
+from devplan.runtime.measure.timing import Percentiles
 
 TIMES = [200.0 + i % 17 for i in range(500)] + [900.0]
 

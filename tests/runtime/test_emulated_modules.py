@@ -44,7 +44,7 @@ def emulate(module: Any, inputs: Sequence[Any], monkeypatch: pytest.MonkeyPatch)
     """Three calls on the emulator with poison; the last one's outputs."""
     from devplan.passes import export as way
     from devplan.passes.options import ExportOptions
-    from devplan.passes.source import MethodSource, ModelSource
+    from devplan.passes.source.model import MethodSource, ModelSource
 
     monkeypatch.setattr(way, "_compile", without_code)
     source = ModelSource("model", (MethodSource("forward", module.eval(), tuple(inputs)),))

@@ -13,8 +13,8 @@ import pytest
 
 from devplan.runtime import load_planned
 from devplan.runtime.backend import Operand
-from devplan.runtime.binding import CopyTally
-from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.calls.binding import CopyTally
+from devplan.runtime.cpu.backend import CpuBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.emulator import EmulatorBackend, Machine
 from devplan.runtime.engine import LoadedProgram

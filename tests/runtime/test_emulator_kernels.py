@@ -15,8 +15,8 @@ from devplan.runtime.dtypes import DType
 from devplan.runtime.emulator import EmulatorBackend
 from devplan.runtime.emulator.special import bessel_i, bessel_j, bessel_y, erf, erfc, erfinv
 from devplan.runtime.errors import ArtifactError, DevplanError, ExecutionError
-from devplan.runtime.host import HostTensor, contiguous_strides, numpy_dtype
 from devplan.runtime.program import Device, Kernel, KernelParameter, Launch, Ref
+from devplan.runtime.tensors.host import HostTensor, contiguous_strides, numpy_dtype
 
 CUDA = Device("cuda", 0)
 

@@ -14,8 +14,8 @@ from devplan.runtime.backend import Operand
 from devplan.runtime.dtypes import DType
 from devplan.runtime.emulator import EmulatorBackend
 from devplan.runtime.errors import ArtifactError
-from devplan.runtime.host import HostTensor, array_at, contiguous_strides, host_value
 from devplan.runtime.program import Device, LibraryCall
+from devplan.runtime.tensors.host import HostTensor, array_at, contiguous_strides, host_value
 
 CUDA = Device("cuda", 0)
 

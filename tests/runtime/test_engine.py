@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devplan.runtime.binding import CopyTally
+from devplan.runtime.calls.binding import CopyTally
+from devplan.runtime.calls.outputs import BorrowedTensor
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import ArtifactError, ExecutionError, UsageError
 from devplan.runtime.expr import Expr
-from devplan.runtime.host import HostTensor
-from devplan.runtime.outputs import BorrowedTensor
 from devplan.runtime.program import CopyKind, Device, Port
 from devplan.runtime.recording import elementwise, operand_view
+from devplan.runtime.tensors.host import HostTensor
 
 CUDA = Device("cuda", 0)
 

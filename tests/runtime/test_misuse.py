@@ -16,10 +16,10 @@ from devplan.runtime.artifact import read, write
 from devplan.runtime.dtypes import DType
 from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.errors import DeviceError, ExecutionError, UsageError
-from devplan.runtime.host import HostTensor, host_value, numpy_dtype
 from devplan.runtime.loading import load_planned
+from devplan.runtime.memory.shared import Shared
 from devplan.runtime.program import CPU, CopyKind, Device, Port, Role
-from devplan.runtime.shared import Shared
+from devplan.runtime.tensors.host import HostTensor, host_value, numpy_dtype
 
 Identity = Callable[..., LoadedProgram]
 X = np.arange(4, dtype=np.float32)

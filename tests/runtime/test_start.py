@@ -16,7 +16,7 @@ from devplan.runtime.artifact import write
 from devplan.runtime.cuda import warm
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import ArtifactError, UsageError
-from devplan.runtime.tune import Tuning
+from devplan.runtime.measure.tune import Tuning
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devplan.runtime import tune
-from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.cpu.backend import CpuBackend
 from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.errors import DeviceError, UsageError
+from devplan.runtime.measure import tune
 from devplan.runtime.program import CPU, Device, LibraryTuning
 from devplan.runtime.recording import RecordingBackend
 

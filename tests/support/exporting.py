@@ -10,7 +10,7 @@ import torch
 
 from devplan.passes.export import ExportResult, export
 from devplan.passes.options import ExportOptions
-from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.runtime import LoadedProgram, load_planned
 
 

@@ -11,8 +11,8 @@ from unittest import mock
 
 import torch
 
-from devplan.passes.load_source import resolve
-from devplan.passes.source import ModelSource
+from devplan.passes.source.load import resolve
+from devplan.passes.source.model import ModelSource
 from devplan.runtime.engine import LoadedProgram
 from devplan.runtime.program import CopyKind
 

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from devplan.passes.source import ModelSource
+from devplan.passes.source.model import ModelSource
 from tests.zoo import catalog, executorch_peer
 from tests.zoo.measure import Row, measure
 from tests.zoo.table import table

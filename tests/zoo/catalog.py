@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from devplan.passes.source import ModelSource
+from devplan.passes.source.model import ModelSource
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 TIMM_COUNT, TRANSFORMERS_COUNT = 60, 40
@@ -67,7 +67,7 @@ def sample(ordered: Sequence[str], count: int) -> list[str]:
 def build(group: str, name: str) -> ModelSource:
     """One model."""
     if group == "models":
-        from devplan.passes.load_source import resolve
+        from devplan.passes.source.load import resolve
 
         return resolve(str(MODELS / f"{name}.py"))
     if group == "torchvision":

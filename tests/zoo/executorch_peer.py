@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from devplan.passes.source import ModelSource
+from devplan.passes.source.model import ModelSource
 
 from .measure import Build, Row
 

@@ -21,11 +21,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from devplan.passes import export as exporting
-from devplan.passes.data_classes import know_data_classes
 from devplan.passes.options import ExportOptions
-from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.source.data_classes import know_data_classes
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.planner import PlanOptions, plan
-from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.cpu.backend import CpuBackend
 from devplan.runtime.emulator import EmulatorBackend, Machine
 from devplan.runtime.engine import EngineOptions, LoadedProgram
 from devplan.runtime.errors import DevplanError
@@ -176,7 +176,7 @@ def _arenas(planned: PlannedProgram) -> list[Arena]:
 
 def without_code(specs: Sequence[Any], *rest: Any) -> tuple[Kernel, ...]:
     """Kernels as the emulator needs them: the sources alone."""
-    from devplan.passes.compile_kernels import _kernel
+    from devplan.passes.lowered.compile_kernels import _kernel
 
     return tuple(_kernel(spec, []) for spec in {spec.name: spec for spec in specs}.values())
 

@@ -17,11 +17,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from devplan.passes import export as exporting
+from devplan.passes.exported.random_numbers import STATE
 from devplan.passes.options import ExportOptions
-from devplan.passes.random_numbers import STATE
-from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.runtime.errors import DevplanError
-from devplan.runtime.host import HostTensor
+from devplan.runtime.tensors.host import HostTensor
 from tests.zoo.measure import load, without_code
 
 DTYPES = ("float32", "int64", "bool", "float16", "bfloat16")

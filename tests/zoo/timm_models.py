@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from devplan.passes.source import MethodSource, ModelSource
+from devplan.passes.source.model import MethodSource, ModelSource
 
 from . import torchvision_stub
 

@@ -20,12 +20,12 @@ from dataclasses import replace
 
 import pytest
 
-from devplan.passes.insert_copies import InsertCopies
 from devplan.passes.options import PlacementRule
-from devplan.passes.place import PlaceOperators
-from devplan.passes.placed import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
-from devplan.passes.regions import assign_regions
-from devplan.passes.verify_placement import verify
+from devplan.passes.placed.graph import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
+from devplan.passes.placed.insert_copies import InsertCopies
+from devplan.passes.placed.place import PlaceOperators
+from devplan.passes.placed.regions import assign_regions
+from devplan.passes.placed.verify import verify
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import SourceLocation
 

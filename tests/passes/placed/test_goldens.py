@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from devplan.passes.ledger import explain, ledger
 from devplan.passes.options import IoRule
-from devplan.passes.place import PlaceOperators
-from devplan.passes.placed import GraphOutput, Node, NodeKind, PlacedGraph
-from devplan.passes.placed_text import placed_text
+from devplan.passes.placed.graph import GraphOutput, Node, NodeKind, PlacedGraph
+from devplan.passes.placed.ledger import explain, ledger
+from devplan.passes.placed.place import PlaceOperators
+from devplan.passes.placed.text import placed_text
 
 SPLIT_MODEL = """\
 input tokens mask

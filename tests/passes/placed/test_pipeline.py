@@ -11,8 +11,8 @@ import pytest
 from devplan.passes.base import Pass, PassResult, Stage
 from devplan.passes.options import ExportOptions, IoRule, PlacementRule
 from devplan.passes.pipeline import BUILT_IN, PassRun, build_pipeline, pass_class, pass_names, run_stage
-from devplan.passes.place import PlaceOperators
-from devplan.passes.placed import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
+from devplan.passes.placed.graph import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
+from devplan.passes.placed.place import PlaceOperators
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import PassError, UnsupportedOperatorError, UsageError
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from devplan.passes.merge_uploads import MergeUploads
-from devplan.passes.schedule_copies import ScheduleCopies, peaks
+from devplan.passes.program.merge_uploads import MergeUploads
+from devplan.passes.program.schedule_copies import ScheduleCopies, peaks
 from devplan.planner import check, plan
 from devplan.planner.text import format_program, parse_program
 from devplan.runtime.dtypes import DType

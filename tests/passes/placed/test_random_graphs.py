@@ -11,13 +11,13 @@ import numpy.typing as npt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from devplan.passes.insert_copies import InsertCopies
-from devplan.passes.ledger import ledger
 from devplan.passes.options import IoRule, PlacementRule
-from devplan.passes.place import PlaceOperators
-from devplan.passes.placed import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
-from devplan.passes.regions import assign_regions
-from devplan.passes.verify_placement import verify
+from devplan.passes.placed.graph import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
+from devplan.passes.placed.insert_copies import InsertCopies
+from devplan.passes.placed.ledger import ledger
+from devplan.passes.placed.place import PlaceOperators
+from devplan.passes.placed.regions import assign_regions
+from devplan.passes.placed.verify import verify
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import Device, SourceLocation
 

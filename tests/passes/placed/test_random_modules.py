@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from devplan.passes.export import ExportResult, export  # noqa: E402
-from devplan.passes.ledger import ledger  # noqa: E402
 from devplan.passes.options import ExportOptions, IoRule, PlacementRule  # noqa: E402
-from devplan.passes.source import MethodSource, ModelSource  # noqa: E402
+from devplan.passes.placed.ledger import ledger  # noqa: E402
+from devplan.passes.source.model import MethodSource, ModelSource  # noqa: E402
 from devplan.runtime.errors import UsageError  # noqa: E402
 from devplan.runtime.loading import load_planned  # noqa: E402
 from devplan.runtime.program import CopyKind  # noqa: E402

@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import pytest
 
 from devplan.passes.base import Stage
-from devplan.passes.insert_copies import InsertCopies
-from devplan.passes.io_rules import check_io, signature
-from devplan.passes.ledger import ledger
 from devplan.passes.options import ExportOptions, IoRule
 from devplan.passes.pipeline import build_pipeline, pass_names, run_stage
-from devplan.passes.place import PlaceOperators
-from devplan.passes.placed import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
-from devplan.passes.verify_placement import verify
+from devplan.passes.placed.graph import GraphOutput, Node, NodeKind, PlacedGraph, TensorType
+from devplan.passes.placed.insert_copies import InsertCopies
+from devplan.passes.placed.io_rules import check_io, signature
+from devplan.passes.placed.ledger import ledger
+from devplan.passes.placed.place import PlaceOperators
+from devplan.passes.placed.verify import verify
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import UsageError
 from devplan.runtime.expr import Expr

@@ -13,7 +13,7 @@ import pytest
 from devplan.runtime.artifact import read, write, writer
 from devplan.runtime.artifact.layout import version_of
 from devplan.runtime.backend import Operand
-from devplan.runtime.counted import Counts
+from devplan.runtime.calls.counted import Counts
 from devplan.runtime.describe import describe
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import ArtifactError, ExecutionError

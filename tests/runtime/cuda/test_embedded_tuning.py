@@ -16,8 +16,8 @@ from devplan.runtime.backend import Operand
 from devplan.runtime.cuda import warm
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
+from devplan.runtime.measure.tune import Tuning
 from devplan.runtime.program import Device, LibraryCall, LibraryTuning
-from devplan.runtime.tune import Tuning
 
 GPU = Device("cuda", 0)
 SQUARE = Operand(1 << 20, DType.FLOAT32, (4, 4), (4, 1), GPU)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from devplan.runtime.artifact import write
-from devplan.runtime.bench import measure
 from devplan.runtime.cuda import backend as cuda_backend
 from devplan.runtime.cuda import ledger, warm
+from devplan.runtime.measure.bench import measure
 from devplan.runtime.program import Kernel, KernelCode, KernelParameter
 
 CUBIN = b"\x7fELF\x02".ljust(18, b"\0") + b"\xbe".ljust(46, b"\0")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from devplan.runtime.backend import Operand
-from devplan.runtime.cpu import CpuBackend
+from devplan.runtime.cpu.backend import CpuBackend
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import ExecutionError
-from devplan.runtime.peers import introduce
+from devplan.runtime.memory.peers import introduce
 from devplan.runtime.program import Copy, CopyKind, Device
 
 ZERO, ONE = Device("cuda", 0), Device("cuda", 1)

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devplan.runtime import dlpack
 from devplan.runtime.backend import Operand
 from devplan.runtime.cuda import backend as backend_module
 from devplan.runtime.cuda.backend import CudaBackend
 from devplan.runtime.dtypes import DType
 from devplan.runtime.errors import DeviceError, ExecutionError, UsageError
-from devplan.runtime.host import HostTensor
 from devplan.runtime.program import Device
-from devplan.runtime.tensor import DeviceTensor
+from devplan.runtime.tensors import dlpack
+from devplan.runtime.tensors.host import HostTensor
+from devplan.runtime.tensors.tensor import DeviceTensor
 
 
 @pytest.fixture(autouse=True)

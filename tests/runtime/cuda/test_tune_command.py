@@ -14,12 +14,12 @@ from devplan.devplan_cli.tune_job import Wanted, run_tuning
 from devplan.runtime.artifact import write
 from devplan.runtime.cuda import backend as cuda_backend
 from devplan.runtime.cuda import warm
+from devplan.runtime.measure.tune import Tuning
 from devplan.runtime.program import Kernel, KernelCode, KernelParameter, Launch, LibraryTuning
-from devplan.runtime.tune import Tuning
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
-tune_kernels = pytest.importorskip("devplan.passes.tune_kernels")
+tune_kernels = pytest.importorskip("devplan.passes.lowered.tune_kernels")
 pytestmark = pytest.mark.torch
 
 CUBIN = b"\x7fELF\x02".ljust(18, b"\0") + b"\xbe".ljust(46, b"\0")

@@ -1,0 +1,1 @@
+"""What an export is told: TOML files and flags, their settings, and where each value came from."""

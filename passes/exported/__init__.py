@@ -1,0 +1,1 @@
+"""Methods through `torch.export`: captured, and rewritten into what can be placed."""

@@ -1,0 +1,1 @@
+"""Passes over exported methods that compute the same with less."""

@@ -1,0 +1,1 @@
+"""What a loaded program keeps: constants, arenas, named state, and who may use them now."""
