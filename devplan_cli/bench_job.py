@@ -1,4 +1,4 @@
-"""What `bench` does; the measuring itself is `runtime.bench`'s."""
+"""What `bench` does; the measuring itself is `runtime.measure.bench`'s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tune` does; the measuring itself is `runtime.tune`'s, and of kernels `passes.tune_kernels`'s."""
+"""What `tune` does; `runtime.measure.tune` measures, `passes.lowered.tune_kernels` does so for kernels."""
 
 from __future__ import annotations
 

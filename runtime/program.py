@@ -404,7 +404,7 @@ class LibraryTuning:
     """Algorithms of libraries that were the fastest on one model of GPU, with these versions of libraries.
 
     Hints for speed alone: on other GPUs, with other versions, and for calls that are not among the keys,
-    libraries choose by themselves. `runtime.tune` makes and uses them.
+    libraries choose by themselves. `runtime.measure.tune` makes and uses them.
     """
 
     gpu: str

@@ -13,7 +13,7 @@ import torch
 
 from ...runtime.errors import DevplanError, UnsupportedOperatorError
 from ..inductor.interfaces import pytree, unasked_values
-from ..lowered.builder import is_dense
+from ..size_arithmetic import is_dense
 from ..source.data_classes import known_results
 from ..source.frames import is_users
 from ..source.model import MethodSource

@@ -15,8 +15,8 @@ from ...runtime.errors import UsageError
 from ...runtime.program import CPU, Constant, Device, Role, StateVariable, Storage
 from ...runtime.weights.recipes import Part, Recipe
 from ..inductor.interfaces import storage_key
-from ..lowered.builder import is_dense
 from ..quantized.weight import QuantizedWeight
+from ..size_arithmetic import is_dense
 from ..source.hollow import is_hollow
 from .method import ExportedMethod
 from .sizes import to_dtype

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...runtime.expr import Size
-from ..lowered.builder import product
+from ..size_arithmetic import product
 from ..tape import ExternCall, OwnLaunch, Window
 from .own_launch import own_launch
 

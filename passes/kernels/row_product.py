@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..lowered.builder import product
+from ..size_arithmetic import product
 from ..tape import READY, ExternCall, KernelSpec, OwnLaunch, Window
 from .own_launch import TYPES
 from .own_operators import own_operator

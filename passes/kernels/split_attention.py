@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...runtime.dtypes import DType
-from ..lowered.builder import product
+from ..size_arithmetic import product
 from ..tape import Allocate, ExternCall, OwnLaunch, Window
 from .attention import block_of, operands_of, scaling, strides_by_name, to_launch
 from .own_launch import own_launch

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import cast
 
 from ...runtime.expr import Size
-from ..lowered.builder import product as product_of
-from ..lowered.builder import scaled
 from ..lowered.library_calls import Call
+from ..size_arithmetic import product as product_of
+from ..size_arithmetic import scaled
 from ..tape import OwnLaunch, Window
 from ..targets import Target
 from .own_launch import own_launch

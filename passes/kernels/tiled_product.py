@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from ...runtime.dtypes import DType
 from ...runtime.expr import Size
-from ..lowered.builder import product as product_of
 from ..lowered.library_calls import Call
+from ..size_arithmetic import product as product_of
 from ..tape import OwnLaunch, Window
 from ..targets import Target
 from .own_launch import TYPES, own_launch

@@ -15,7 +15,8 @@ from ...runtime.program import CPU, Argument, HostCall, Ref, Value
 from ..exported.origins import origin_of
 from ..exported.sizes import to_dtype, to_size
 from ..inductor.interfaces import core_decompositions, make_fx, storage_key
-from .builder import MethodBuilder, is_dense, plus, product, scaled
+from ..size_arithmetic import is_dense, plus, product, scaled
+from .builder import MethodBuilder
 from .region_graph import NamingInterpreter, RegionGraph
 
 _KEEP = {

@@ -20,8 +20,9 @@ from ..exported.sizes import to_dtype, to_size
 from ..kernels.cached_attention import fuse_cached_attention
 from ..placed.graph import Node, NodeKind, PlacedGraph
 from ..placed.ledger import copy_kind
+from ..size_arithmetic import contiguous_strides, is_dense, product, scaled
 from ..tape import KernelSpec
-from .builder import MethodBuilder, contiguous_strides, is_dense, product, scaled
+from .builder import MethodBuilder
 from .control_flow import ControlFlowLowering
 from .decompositions import host_replacements, replacements
 from .fuse_convolutions import fuse_convolutions

@@ -37,9 +37,10 @@ from ..quantized import experts as quantized_experts
 from ..quantized import linear as quantized_linear
 from ..quantized import matrix as quantized_matrix
 from ..quantized import row as quantized_row
+from ..size_arithmetic import contiguous_strides, plus, product, scaled, substitute
 from ..tape import READY, Alias, Allocate, ExternCall, KernelCall, KernelSpec, OwnLaunch, Tape, Window
 from ..targets import Target
-from .builder import MethodBuilder, contiguous_strides, plus, product, scaled, substitute
+from .builder import MethodBuilder
 from .compile_kernels import canonical
 from .library_calls import Call, to_library_calls, unsupported
 from .workspaces import workspace_of

@@ -20,9 +20,9 @@ from ...runtime.measure.tune import CALLS_PER_RUN, RUNS, WORTH_IT, Finding, stat
 from ...runtime.program import Kernel, Launch, Ref
 from ..kernels import tiled_convolution, tiled_product
 from ..kernels.tiles import candidates, cost
+from ..size_arithmetic import substitute
 from ..tape import KernelSpec
 from ..targets import target_of
-from .builder import substitute
 from .compile_kernels import canonical, compile_candidates
 from .kernel_tuning import BLOCKS, TILED, key_of, reconfigured, stem_of
 

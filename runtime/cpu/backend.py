@@ -1,4 +1,4 @@
-"""The host as an execution device: memory, local copies, and host operators through `runtime.aten`."""
+"""The host as an execution device: memory, local copies, and host operators through `runtime.cpu.aten`."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class CudaBackend(GpuContext):
         self.workspaces: dict[str, WorkspaceUse] = {}
         """By the key of a library's call, for all that were bound."""
         self.tuning: Mapping[str, int] = {}
-        """Which of a library's algorithms to take, by the call's key; see `runtime.tune`."""
+        """Which of a library's algorithms to take, by the call's key; see `runtime.measure.tune`."""
         self.launches_early = os.environ.get("DEVPLAN_EARLY_LAUNCH", "1") != "0"
         """Whether a kernel that waits by itself is launched while the one before it ends."""
 

@@ -23,12 +23,12 @@ import torch
 from bench_row_product import CACHE_NBYTES, LAUNCHES, microseconds
 from torch.nn import functional as F
 
-from devplan.passes.lowered.builder import substitute
 from devplan.passes.lowered.compile_kernels import canonical, compile_kernel
 from devplan.passes.quantized.linear import OPERATOR, Blocks, blocks_of, tile_steps
 from devplan.passes.quantized.matrix import to_steps as matrix_steps
 from devplan.passes.quantized.row import RowBlocks, row_blocks_of, row_steps
 from devplan.passes.quantized.weight import CHUNK, quantized, words_per_chunk
+from devplan.passes.size_arithmetic import substitute
 from devplan.passes.tape import Allocate, ExternCall, KernelSpec, OwnLaunch, Window
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import KernelCode

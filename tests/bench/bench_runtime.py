@@ -25,8 +25,8 @@ import json, sys, time
 from pathlib import Path
 import numpy as np
 artifact, inputs, repeat = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-from devplan.runtime.bench import measure
-from devplan.runtime.bench_inputs import read_inputs
+from devplan.runtime.measure.bench import measure
+from devplan.runtime.measure.bench_inputs import read_inputs
 from devplan.runtime.artifact import read
 method = read(artifact).planned.program.methods[0]
 given = read_inputs(inputs)

@@ -3,7 +3,7 @@
     python tests/bench/bench_workspaces.py encoder.pte mobilenet_v2.pte --limits 0,planned,limit,32
 
 Each distinct call is bound to memory of its own at each limit: with no workspace, with what the plan offers, with
-the fixed limit of `passes.workspaces` (4 MiB for products, 8 MiB for convolutions), and with 32 MiB. Printed are
+the fixed limit of `passes.lowered.workspaces` (4 MiB for products, 8 MiB for convolutions), and with 32 MiB. Printed are
 the bytes that the library's first choice then needs, and its median time on the device. Lines whose planned time is
 more than 3 % above the best of the larger limits are marked, since there the plan's bound costs speed.
 """

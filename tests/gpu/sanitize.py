@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from devplan.runtime import load
-from devplan.runtime.bench_inputs import read_inputs
+from devplan.runtime.measure.bench_inputs import read_inputs
 path, inputs, scrubs = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "both"
 
 def outputs(scrub):

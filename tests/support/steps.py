@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from devplan.passes.exported.sizes import to_dtype
-from devplan.passes.lowered.builder import substitute
 from devplan.passes.lowered.compile_kernels import canonical
+from devplan.passes.size_arithmetic import substitute
 from devplan.passes.tape import Allocate, OwnLaunch, Window
 from devplan.runtime.backend import Operand
 from devplan.runtime.emulator import EmulatorBackend

@@ -84,7 +84,7 @@ USER_PASS = '''
 from dataclasses import dataclass, replace
 from typing import ClassVar
 from devplan.passes.base import Pass, PassResult, Stage
-from devplan.passes.placed import PlacedGraph
+from devplan.passes.placed.graph import PlacedGraph
 
 @dataclass(frozen=True)
 class RenameMethod(Pass[PlacedGraph]):
