@@ -6,18 +6,21 @@ Nothing here needs a GPU or a driver: Triton carries its own assembler. The cach
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
 import os
 import pickle
 import re
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -225,9 +228,7 @@ def _import_function(spec: KernelSpec) -> Any:
     """The kernel as Triton's JITFunction; Triton reads a function's source from a file."""
     import importlib.util
 
-    folder = Path(tempfile.gettempdir()) / f"devplan-{os.getuid() if hasattr(os, 'getuid') else 0}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"{spec.name}_{hashlib.sha256(spec.source.encode()).hexdigest()[:8]}.py"
+    path = _source_folder() / f"{spec.name}_{hashlib.sha256(spec.source.encode()).hexdigest()[:8]}.py"
     text = _HEADER + spec.source
     if not path.exists() or path.read_text("utf-8") != text:
         _write_atomically(path, text.encode())
@@ -236,6 +237,24 @@ def _import_function(spec: KernelSpec) -> Any:
     module = importlib.util.module_from_spec(module_spec)
     module_spec.loader.exec_module(module)
     return getattr(module, spec.name)
+
+
+def _source_folder() -> Path:
+    """Where sources of kernels lie to be imported, and so run: nobody else can write to this folder."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"devplan-{user}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    about = folder.lstat()
+    is_private = stat.S_ISDIR(about.st_mode) and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if os.name == "nt" or (is_private and about.st_uid == user):
+        return folder
+    return Path(_of_this_process().name)
+
+
+@cache
+def _of_this_process() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="devplan-")
 
 
 # --- the cache ---------------------------------------------------------------------------------------

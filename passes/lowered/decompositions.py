@@ -15,7 +15,7 @@ from ..quantized.experts import on_rows as experts_on_rows
 from ..quantized.linear import on_rows
 from . import more_decompositions as more
 from . import order, pooling, scattering
-from .grid_sampling import grid_sampler_3d
+from .grid_sampling import grid_sampler, grid_sampler_3d
 
 aten = torch.ops.aten
 
@@ -95,6 +95,7 @@ def replacements() -> dict[Any, Callable[..., Any]]:
     """
     return {
         aten.scaled_dot_product_attention.default: attention,
+        aten.grid_sampler.default: grid_sampler,
         torch.ops.devplan.quantized_linear.default: on_rows,
         torch.ops.devplan.quantized_embedding.default: on_ids,
         torch.ops.devplan.quantized_experts.default: experts_on_rows,

@@ -1,4 +1,7 @@
-"""Sampling a volume at the positions of a grid, which PyTorch takes apart for images alone."""
+"""Sampling images and volumes at the positions of a grid.
+
+PyTorch takes images apart, but a build for CUDA asks the driver for cuDNN on the way; volumes not at all.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,16 @@ from torch import Tensor
 
 _NEAREST = 1
 _ZEROS, _REFLECTION = 0, 2
+
+
+def grid_sampler(
+    x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    """As ``aten.grid_sampler``, which chooses by the rank of x."""
+    aten: Any = torch.ops.aten
+    sampler = aten.grid_sampler_2d if x.dim() == 4 else aten.grid_sampler_3d
+    made: Tensor = sampler.default(x, grid, interpolation_mode, padding_mode, align_corners)
+    return made
 
 
 def grid_sampler_3d(

@@ -151,3 +151,17 @@ def test_a_kernel_that_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(PassError, match="kernel `staged` does not fit sm_86") as caught:
         compile_kernel(staged(512), "sm_86", "cubin")
     assert "shared memory" in caught.value.why
+
+
+def test_sources_are_imported_from_a_folder_that_nobody_else_can_write_to(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling.tempfile, "tempdir", str(tmp_path))
+    compiling._import_function(DOUBLE)
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    held = len(list(folder.iterdir()))
+    folder.chmod(0o777)  # as somebody else would leave it in wait
+    compiling._import_function(replace(DOUBLE, source=DOUBLE.source + "\n"))
+    assert len(list(folder.iterdir())) == held
+    compiling._of_this_process.cache_clear()
