@@ -33,7 +33,16 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
     from importlib import import_module
 
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    try:
+        home = import_module(f".{_HOMES[name]}", __name__)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "triton"):
+            raise
+        from .runtime.errors import DevplanError
+
+        hint = 'pip install "devplan[export]"'
+        raise DevplanError("cannot export", why=f"{error.name} is not installed", hint=hint) from error
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

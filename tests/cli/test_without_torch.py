@@ -53,3 +53,16 @@ def test_each_verb_works_or_names_what_is_missing(hidden: Path, words: str, code
     assert "internal error" not in done.stderr and "Traceback" not in done.stderr
     if code:
         assert "torch" in done.stderr.splitlines()[-1]
+
+
+def test_the_python_function_names_it_too(hidden: Path) -> None:
+    surroundings = environment()
+    surroundings["PYTHONPATH"] = os.pathsep.join(filter(None, [str(hidden), surroundings.get("PYTHONPATH")]))
+    script = (
+        "import devplan\ntry: devplan.export\nexcept Exception as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=surroundings, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("DevplanError cannot export")
+    assert "torch is not installed" in done.stdout
