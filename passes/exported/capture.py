@@ -136,7 +136,14 @@ def _hint(error: BaseException, text: str) -> str:
     return "`--verbose` shows torch's whole report"
 
 
-_NO_GPU = ("not linked with", "not compiled with", "same device", "No CUDA GPUs", "no NVIDIA driver")
+_NO_GPU = (
+    "not linked with",
+    "not compiled with",
+    "same device",
+    "two different devices",
+    "No CUDA GPUs",
+    "no NVIDIA driver",
+)
 
 
 def _frames(error: BaseException) -> Iterator[TracebackType]:
