@@ -15,6 +15,7 @@ from torch._higher_order_ops.scan import scan  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from devplan.runtime.cuda import driver  # noqa: E402
+from devplan.tests.support.functions import Function  # noqa: E402
 
 READY, REASON = driver.cuda_available()
 
@@ -94,17 +95,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "cells": (cells, (rand(3, 40), rand(3, 64), rand(256, 40) / 8, rand(256, 64) / 8)),
     "a pool of one pixel": (padded_pool, (rand(2, 32, 1, 1),)),
 }
-
-
-class Function(torch.nn.Module):  # type: ignore[misc]
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,12 +16,12 @@ from devplan.passes.lowered.kernel_tuning import key_of  # noqa: E402
 from devplan.passes.lowered.tune_kernels import tune_kernels  # noqa: E402
 from devplan.runtime.measure.tune import Tuning, tune  # noqa: E402
 from devplan.tests.support.exporting import assert_close, export_module, loaded  # noqa: E402
+from devplan.tests.support.functions import Function  # noqa: E402
 from devplan.tests.support.tiled_cases import (  # noqa: E402
     CONVOLUTIONS,
     HALF,
     HALVES,
     PRODUCTS,
-    Function,
     rand,
 )
 

@@ -10,26 +10,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from devplan.passes.source.model import MethodSource, ModelSource
-from devplan.tests.zoo.measure import measure
+from devplan.tests.support.functions import against_eager
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
-class Function(torch.nn.Module):
-    """A function of tensors as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*inputs)
-
-
 def check(function: Callable[..., Any], *inputs: torch.Tensor) -> None:
-    source = ModelSource("sweep", (MethodSource("forward", Function(function), inputs),))
-    row = measure("sweep", "operators", lambda: source, "cuda", code=False, calls=1)
+    row = against_eager(function, *inputs)
     assert row.status == "right", row.error
 
 

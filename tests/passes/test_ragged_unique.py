@@ -9,27 +9,14 @@ import pytest
 import torch
 
 from devplan.passes.api import export
-from devplan.passes.source.model import MethodSource, ModelSource
 from devplan.runtime.errors import UnsupportedOperatorError
-from devplan.tests.zoo.measure import measure
+from devplan.tests.support.functions import Function, against_eager
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
-class Function(torch.nn.Module):
-    """A function of tensors as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*inputs)
-
-
 def check(function: Callable[..., Any], *inputs: torch.Tensor) -> None:
-    source = ModelSource("unique", (MethodSource("forward", Function(function), inputs),))
-    row = measure("unique", "operators", lambda: source, "cuda", code=False, calls=1)
+    row = against_eager(function, *inputs)
     assert row.status == "right", row.error
 
 

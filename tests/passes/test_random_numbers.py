@@ -15,20 +15,10 @@ from devplan.passes import export as exporting
 from devplan.passes.exported.random_numbers import STATE
 from devplan.passes.options import ExportOptions
 from devplan.passes.source.model import MethodSource, ModelSource
+from devplan.tests.support.functions import Function
 from devplan.tests.zoo.measure import load, without_code
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-
-
-class Function(torch.nn.Module):
-    """A function of tensors as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*inputs)
 
 
 def loaded(*functions: Callable[..., Any], inputs: tuple[torch.Tensor, ...], device: str = "cuda") -> Any:

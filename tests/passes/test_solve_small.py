@@ -9,30 +9,13 @@ import pytest
 import torch
 
 from devplan.passes.kernels.small_matrices import LARGEST
-from devplan.passes.source.model import MethodSource, ModelSource
-from devplan.tests.zoo.measure import Row, measure
+from devplan.tests.support.functions import against_eager
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
-class Function(torch.nn.Module):
-    """A function of tensors as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(*inputs)
-
-
-def result(function: Callable[..., Any], *inputs: torch.Tensor) -> Row:
-    source = ModelSource("small", (MethodSource("forward", Function(function), inputs),))
-    return measure("small", "operators", lambda: source, "cuda", code=False, calls=1)
-
-
 def check(function: Callable[..., Any], *inputs: torch.Tensor) -> None:
-    row = result(function, *inputs)
+    row = against_eager(function, *inputs)
     assert row.status == "right", row.error
     assert row.max_error < 1e-4
 
@@ -94,6 +77,6 @@ def test_factors_of_positive_definite_matrices() -> None:
 
 def test_the_largest_that_registers_hold() -> None:
     check(torch.linalg.solve, positive(1, LARGEST), rand(1, LARGEST, 70))
-    row = result(torch.linalg.inv, positive(1, LARGEST + 1))
+    row = against_eager(torch.linalg.inv, positive(1, LARGEST + 1))
     assert row.status == "refused"
     assert "`aten.linalg_inv.default`" in row.error

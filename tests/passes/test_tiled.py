@@ -20,7 +20,8 @@ from devplan.passes.targets import TARGETS
 from devplan.runtime.dtypes import DType
 from devplan.runtime.program import LibraryCall
 from devplan.tests.support.exporting import assert_close, export_module, loaded
-from devplan.tests.support.tiled_cases import CONVOLUTIONS, HALF, HALVES, PRODUCTS, Function, rand
+from devplan.tests.support.functions import Function
+from devplan.tests.support.tiled_cases import CONVOLUTIONS, HALF, HALVES, PRODUCTS, rand
 from devplan.tests.zoo.measure import without_code
 
 pytestmark = pytest.mark.torch

@@ -12,17 +12,6 @@ HALVES = {torch.float16: 1e-2, torch.bfloat16: 3e-2}
 """Tolerances, relative to the largest element."""
 
 
-class Function(torch.nn.Module):
-    """A function of tensors as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        return self.function(*tensors)
-
-
 def rand(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))) * scale).to(dtype)
 
