@@ -1,13 +1,14 @@
 """What must hold on a GPU: functions that raise AssertionError or return one line of findings.
 
 `selftest.py` runs them in order and prints a table; `test_gpu.py` makes them pytest tests. Checks whose name
-ends in ``_torch`` or ``_cupy`` need that library, and come last: those before watch that no torch is imported.
+ends in ``_torch``, ``_cupy`` or ``_jax`` need that library, and come last: those before watch that no torch is imported.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import resource
 import sys
 import threading
@@ -912,6 +913,28 @@ def check_cupy() -> str:
     assert float(cupy.asarray(ours[1]).sum()) == 22
     assert float(cupy.from_dlpack(ours[2]).sum()) == 38
     return "DLPack and array interface"
+
+
+def check_jax() -> str:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # it would take most of the device's memory
+    import jax
+
+    names = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool")
+    with jax.enable_x64(True):
+        for name in names:
+            theirs = (jax.numpy.arange(24).reshape(4, 6) % 2).astype(name).block_until_ready()
+            ours = DeviceTensor.of(theirs)
+            assert (ours.pointer, ours.shape) == (theirs.unsafe_buffer_pointer(), (4, 6)), name
+            assert ours.dtype is DType.from_name(name), (name, ours.dtype)
+            again = jax.dlpack.from_dlpack(ours.clone())
+            assert again.dtype == theirs.dtype and bool((again == theirs).all()), name
+    data = RANDOM.standard_normal(1000).astype(np.float32)
+    x, y = DeviceTensor.of(jax.numpy.asarray(data)), DeviceTensor.empty((1000,), DType.FLOAT32, gpu())
+    y.write(data)
+    in_place = jax.dlpack.from_dlpack(y)
+    assert in_place.unsafe_buffer_pointer() == y.pointer
+    assert np.array_equal(np.asarray(x.numpy()), data) and np.array_equal(np.asarray(in_place), data)
+    return f"{len(names)} types both ways"
 
 
 def check_two_gpus() -> str:

@@ -38,7 +38,7 @@ def kernels() -> None:
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_on_the_gpu(check: Callable[[], str]) -> None:
     name = check.__name__
-    for library in ("torch", "cupy"):
+    for library in ("torch", "cupy", "jax"):
         if name.endswith(library):
             pytest.importorskip(library)
     if name.endswith("imported_torch") and "torch" in sys.modules:
