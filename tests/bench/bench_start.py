@@ -27,15 +27,16 @@ WRAPPED = {
     "cuda.cublaslt_api": ("first_heuristic",),
     "artifact.reader": ("read", "verify", "verify_agreement", "_codes"),
     "loading": ("load_planned",),
-    "cuda.context": ("initialise", "device_info"),
-    "cuda.backend": ("load_function", "GpuContext.__init__", "CudaBackend.capture", "CudaBackend.load"),
+    "cuda.driver": ("initialise", "device_info"),
+    "cuda.context": ("GpuContext.__init__",),
+    "cuda.backend": ("load_function", "CudaBackend.capture", "CudaBackend.load"),
     "cuda.nvidia_library": ("load",),
     "cuda.cublaslt": ("CublasLt.__init__", "CublasLt._ask"),
     "cuda.cudnn": ("Cudnn.__init__", "Cudnn._build"),
-    "shared": ("constant_addresses",),
     "cuda.staging": ("Staging._prepare",),
+    "memory.shared": ("constant_addresses",),
     "engine": ("allocate_arenas",),
-    "calls": ("Caller._bind", "Caller.prepare"),
+    "calls.caller": ("Caller._bind", "Caller.prepare"),
 }
 """Functions under ``devplan.runtime``, where they are looked up."""
 IMPORTS = ("numpy", "cuda.bindings.driver", "cuda.pathfinder", "concurrent.futures", "devplan.runtime.engine")
@@ -101,8 +102,7 @@ class Watcher(importlib.abc.MetaPathFinder):
                 *owners, last = title.split(".")
                 for owner in owners:
                     home = getattr(home, owner)
-                if hasattr(home, last):
-                    setattr(home, last, spans.timed(f"{short}.{title}", getattr(home, last)))
+                setattr(home, last, spans.timed(f"{short}.{title}", getattr(home, last)))
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

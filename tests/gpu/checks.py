@@ -916,7 +916,9 @@ def check_cupy() -> str:
 
 
 def check_jax() -> str:
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # it would take most of the device's memory
+    os.environ.setdefault(
+        "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+    )  # it would take most of the device's memory
     import jax
 
     names = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool")

@@ -29,6 +29,7 @@ from tests.zoo.table import table
 
 def main() -> None:
     """The command."""
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # what is measured is an export without a GPU
     options = _parser().parse_args()
     results = _Results(Path(options.results))
     if not options.table:

@@ -43,6 +43,7 @@ OUTCOMES = {
 
 def main() -> None:
     """The command."""
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # what is measured is an export without a GPU
     warnings.simplefilter("ignore")
     options = _parser().parse_args()
     path = Path(options.results)
