@@ -7,7 +7,7 @@
 
 Weights are random, made on the device in the given type. Errors are norms of differences over the norm of eager's
 result in float32 with the same weights: ours, and that of eager in the same type, which is the yardstick. One line a
-model, printed as soon as it is known; models run N at a time, but one at a time on the device.
+model, printed as soon as it is known; models run N at a time, but one at a time on the device (``--at-once``).
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ def main() -> None:
     names = [name for name in names if (MODELS / f"{name.partition(':')[0]}.py").exists()]
     end, turns = time.monotonic() + options.limit, threading.Semaphore(options.jobs)
     failed = 0
-    with tempfile.NamedTemporaryFile() as lock, ThreadPoolExecutor(len(names)) as pool:
-        jobs = [pool.submit(_in_process, name, options, lock.name, end, turns) for name in names]
+    with tempfile.TemporaryDirectory() as places, ThreadPoolExecutor(len(names)) as pool:
+        for number in range(options.at_once):
+            (Path(places) / str(number)).touch()
+        jobs = [pool.submit(_in_process, name, options, places, end, turns) for name in names]
         for job in as_completed(jobs):
             line, good = job.result()
             failed += not good
@@ -78,16 +80,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--each", type=float, default=300.0, help="seconds for a model from its turn on")
     parser.add_argument("--on-device", type=int, default=100, help="of them, seconds on the device")
     parser.add_argument("--jobs", type=int, default=4, help="exports at a time")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=1,
+        help="models at a time on the device: with more than one, times are not fair",
+    )
     parser.add_argument("--logs", default="", help="a folder for what failed models wrote")
     parser.add_argument("--save", default="", help="only export, into this folder, what is not there yet")
     parser.add_argument("--artifacts", default="", help="take the exports from this folder")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--places", default="", help=argparse.SUPPRESS)
     return parser
 
 
 def _in_process(
-    name: str, options: argparse.Namespace, lock: str, end: float, turns: threading.Semaphore
+    name: str, options: argparse.Namespace, places: str, end: float, turns: threading.Semaphore
 ) -> tuple[str, bool]:
     """One model's line, and whether it is good. ``turns`` is held until the model is exported."""
     with contextlib.ExitStack() as turn, tempfile.TemporaryFile("w+") as errors:
@@ -96,7 +104,7 @@ def _in_process(
         if left < 5:
             return f"{name:26} not begun: the time is over", False
         begin, lines = time.monotonic(), list[str]()
-        process = _started(name, options, lock, errors)
+        process = _started(name, options, places, errors)
         timer = threading.Timer(left, _end, [process])
         timer.start()
         assert process.stdout is not None
@@ -113,8 +121,8 @@ def _in_process(
         return _failure(name, code, errors.read(), lines, time.monotonic() - begin, options), False
 
 
-def _started(name: str, options: argparse.Namespace, lock: str, errors: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "ignore", __file__, "--one", name, "--lock", lock]
+def _started(name: str, options: argparse.Namespace, places: str, errors: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "ignore", __file__, "--one", name, "--places", places]
     for key in ("dtype", "size", "device", "save", "artifacts"):
         command += [f"--{key}", getattr(options, key)] if getattr(options, key) else []
     command += ["--on-device", str(options.on_device)]
@@ -215,7 +223,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     found |= _plan(result)
     print(EXPORTED, flush=True)
     torch.backends.cudnn.allow_tf32 = False
-    with _alone(options.lock, options.on_device), torch.no_grad():
+    with _place_on_the_device(options.places, options.on_device), torch.no_grad():
         half, exact = build(dtype, place), build(torch.float32, place)
         weights: dict[str, Any] = {}
         for twin, method in zip(exact.methods, half.methods, strict=True):
@@ -258,15 +266,24 @@ def _architecture() -> str:
 
 
 @contextlib.contextmanager
-def _alone(lock: str, seconds: int) -> Iterator[None]:
-    """One process at a time on the device; the system ends it when its seconds are over, wherever it is then."""
-    with Path(lock or os.devnull).open("r" if lock else "w") as file:
-        if lock:
-            fcntl.flock(file, fcntl.LOCK_EX)
+def _place_on_the_device(places: str, seconds: int) -> Iterator[None]:
+    """As many processes at a time as there are files; the system ends one when its seconds are over, wherever it is."""
+    with contextlib.ExitStack() as held:
+        files = [held.enter_context(place.open()) for place in Path(places).iterdir()] if places else []
+        while files and not any(_taken(file) for file in files):
+            time.sleep(0.05)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(seconds)
         yield
         signal.alarm(0)
+
+
+def _taken(file: Any) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _plan(result: Any) -> dict[str, Any]:
