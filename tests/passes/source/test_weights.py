@@ -32,7 +32,7 @@ from devplan.runtime.weights.supply import Supply
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WORDS = torch.arange(6)[None]
 IMAGE = torch.linspace(-1, 1, 192).reshape(1, 3, 8, 8)
 

@@ -20,7 +20,7 @@ from devplan.passes.options import BucketRule, ExportOptions, IoRule, PlacementR
 from devplan.passes.pipeline import pass_class, pass_names
 from devplan.runtime.errors import UsageError
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 EVERYTHING = """
 pipeline = ["place-operators", "insert-copies"]

@@ -14,7 +14,7 @@ from devplan.passes.source import frames  # noqa: E402
 from devplan.runtime import program  # noqa: E402
 
 pytestmark = pytest.mark.torch
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
