@@ -251,7 +251,7 @@ class CudaBackend(GpuContext):
 
     def _captured(self, steps: Sequence[Step]) -> graph.GraphStep:
         self.enter()
-        free_before = self.memory_info()[0]
+        free_before = self.free_nbytes()
         callers = None if self._stream is self._own_stream else self._stream
         self._stream = self._own_stream
         try:
@@ -269,7 +269,7 @@ class CudaBackend(GpuContext):
         self._graphs.add(step)
         check(self._cu.cuGraphUpload(recorded.executable, self._own_stream), "upload a CUDA graph")
         check(self._cu.cuStreamSynchronize(self._own_stream), "upload a CUDA graph")
-        step.nbytes = max(free_before - self.memory_info()[0], 0)
+        step.nbytes = max(free_before - self.free_nbytes(), 0)
         return step
 
     def bind_moving(self, copy: Copy, source: Operand, destination: Operand, end: HostEnd) -> Step:

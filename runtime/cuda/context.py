@@ -197,14 +197,8 @@ class GpuContext:
             check(self._cu.cuMemsetD8Async(address, byte, nbytes, self._stream), f"fill {nbytes} bytes")
             self.synchronize()
 
-    def memory_info(self) -> tuple[int, int]:
-        """Bytes that the driver reports as (free, total) on this GPU."""
-        self.enter()
-        free, total = check(self._cu.cuMemGetInfo(), "ask for free memory")
-        return int(free), int(total)
-
     def free_nbytes(self) -> int:
-        """The free bytes alone, the thread's context as it was."""
+        """Bytes that the driver reports as free on this GPU; the thread's context stays as it was."""
         check(self._cu.cuCtxPushCurrent(self.context), f"enter GPU {self.ordinal}")
         try:
             return int(check(self._cu.cuMemGetInfo(), "ask for free memory")[0])

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DevplanError, ExecutionError
 from .bench_inputs import place_inputs
-from .bench_memory import free_memory, gpus_of, ledger_of, memory_of, span, workspaces_of
+from .bench_memory import MemoryWatch, memory_of, watch_of, watched, workspaces_of
 
 if TYPE_CHECKING:
     from ..calls.bound import BucketUse
-    from ..cuda.ledger import Ledger
     from ..engine import LoadedMethod, LoadedProgram
     from .timing import Percentiles
 
@@ -106,21 +105,20 @@ def measure(
         "device_map": dict(device_map) if device_map else None,
     }
     cold = measure_cold_start(artifact, method, inputs, options) if cold_start else {}
-    gpus = gpus_of(artifact, device, device_map, weights)
-    free_before, context = free_memory(gpus), None
-    if free_before is not None:
+    watch = watch_of(artifact, device, device_map, weights)
+    if watch is not None:
         with load(artifact, **options, notify=_silent) as program:
             program.method(method).run(place_inputs(program, program.method(method), inputs))
-        context = free_before - (free_memory(gpus) or 0)
-    with ledger_of(gpus) as ledger, span(ledger, "load"):
+        watch.settle()
+    with watched(watch, "load"):
         program = load(artifact, **options, notify=notify)
     with program:
         called = program.method(method)
-        with ledger_of(gpus, ledger), span(ledger, "calls"):
+        with watched(watch, "calls"):
             placed = place_inputs(program, called, inputs)
-            if ledger is not None:
+            if watch is not None:
                 called.run(placed)
-        result = bench(program, called, placed, repeat, warmup, free_before, context, ledger)
+        result = bench(program, called, placed, repeat, warmup, watch)
         if bucket_inputs:
             each = [place_inputs(program, called, given) for given in bucket_inputs]
             latencies = tuple(_latency(called, given, repeat, max(warmup, 1))[0] for given in each)
@@ -141,9 +139,7 @@ def bench(
     inputs: Mapping[str, Any],
     repeat: int = 100,
     warmup: int = 10,
-    free_before: int | None = None,
-    context: int | None = None,
-    ledger: Ledger | None = None,
+    watch: MemoryWatch | None = None,
 ) -> BenchResult:
     """Measure a loaded method with these inputs.
 
@@ -153,14 +149,12 @@ def bench(
         inputs: by name.
         repeat: timed calls.
         warmup: calls before them.
-        free_before: bytes that were free on the GPU before the program was loaded.
-        context: bytes that CUDA and its libraries keep for the process, once they have run such a program.
-        ledger: what each step of loading and of the first calls took.
+        watch: on the GPU's memory, since before the program was loaded and called once.
     """
-    done = 0 if ledger is None else 1  # a call was made while the ledger was open
+    done = 0 if watch is None else 1  # a call was made while it was watched
     end_to_end, times = _latency(method, inputs, repeat, max(warmup, 1) - done)
     latency: dict[str, Percentiles | None] = {"end_to_end": end_to_end}
-    memory = memory_of(program, method, free_before, context, ledger)  # before the parts, which take some too
+    memory = memory_of(program, method, watch)  # before the parts, which take some too
     latency |= _parts(program, method, inputs, repeat)
     labels = [backend.label for slot, backend in program.backends.items() if slot.kind != "cpu"]
     device = ", ".join(labels) or "cpu"

@@ -5,29 +5,73 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..cuda.ledger import Ledger
     from ..cuda.nvidia_library import WorkspaceUse
     from ..engine import LoadedMethod, LoadedProgram
 
 
-def memory_of(
-    program: LoadedProgram,
-    method: LoadedMethod,
-    free_before: int | None,
-    context: int | None,
-    ledger: Ledger | None,
-) -> dict[str, int | None]:
-    """What `BenchResult.memory` holds.
+class MemoryWatch:
+    """The free memory of the GPUs that a program runs on, from before it is loaded until after its calls.
 
-    ``free_before`` and ``context`` are `bench`'s; ``ledger`` was open while it was loaded and first called.
+    ``free_before`` is from before anything was loaded; ``context`` are the bytes that CUDA and its libraries
+    keep for the process, once they have run such a program; ``ledger`` has what each step took.
     """
+
+    def __init__(self, gpus: set[int]) -> None:
+        from ..cuda.backend import shared_backend
+        from ..cuda.ledger import Ledger
+
+        self._backends = [shared_backend(gpu) for gpu in sorted(gpus)]
+        self.free_before, self.context = self.free(), 0
+        self.ledger = Ledger(self.free)
+
+    def free(self) -> int:
+        """Free bytes on all these GPUs, with their contexts in place."""
+        return sum(backend.free_nbytes() for backend in self._backends)
+
+    def settle(self) -> None:
+        """Such a program has run and is closed: what is still gone is the process's."""
+        self.context = self.free_before - self.free()
+
+    @contextmanager
+    def step(self, name: str) -> Generator[None]:
+        """Note what these steps take, each by the name it has in the ledger and the rest by this one."""
+        from ..cuda.ledger import opened
+
+        with opened(self.ledger), self.ledger.span(name):
+            yield
+
+
+def watch_of(
+    artifact: Path, device: str | None, device_map: Mapping[str, str] | None, weights: Sequence[Path]
+) -> MemoryWatch | None:
+    """A watch on the GPUs that an artifact would run on; None where there is none, and on another device."""
+    if device is not None and not device.startswith("cuda"):
+        return None
+    from ..cuda.driver import cuda_available
+
+    if not cuda_available()[0]:
+        return None
+    from ..artifact import read
+    from ..loading import device_slots, ordinals
+
+    slots = device_slots(read(artifact, weights=weights).planned)
+    gpus = set(ordinals(slots, device, device_map or {}).values())
+    return MemoryWatch(gpus) if gpus else None
+
+
+def watched(watch: MemoryWatch | None, name: str) -> AbstractContextManager[None]:
+    """`MemoryWatch.step`, where something is watched."""
+    return nullcontext() if watch is None else watch.step(name)
+
+
+def memory_of(
+    program: LoadedProgram, method: LoadedMethod, watch: MemoryWatch | None
+) -> dict[str, int | None]:
+    """What `BenchResult.memory` holds; ``watch`` is from before the program was loaded."""
     report = program.memory
-    free_after = _gpu_free(program)
-    measured = free_before - free_after if free_before is not None and free_after is not None else None
-    planned = report.arena + report.constants + report.state
     memory: dict[str, int | None] = {
         "arena": report.arena,
         "constants": report.constants,
@@ -35,40 +79,25 @@ def memory_of(
         "staging": report.staging,
         "graph": method.graph_nbytes,
     }
-    if ledger is None or measured is None or context is None:
-        return memory | dict.fromkeys(_BY_LEDGER) | {"context": context, "measured_total": measured}
-    taken = ledger.taken
+    if watch is None:
+        return memory | dict.fromkeys(_WATCHED)
+    measured = watch.free_before - watch.free()
+    planned = report.arena + report.constants + report.state
+    ledger, taken = watch.ledger, watch.ledger.taken
     parts = {
         "graph": taken["graph"],
         "tensors": ledger.requested - planned,
         "rounding": taken["blocks"] - ledger.requested,
         **{name: taken[name] for name in ("code", "streams", "load", "calls")},
-        "context": context,
+        "context": watch.context,
     }
     parts["unnamed"] = measured - planned - sum(parts.values())
     return memory | parts | {"measured_total": measured}
 
 
-_BY_LEDGER = ("tensors", "rounding", "code", "streams", "load", "calls", "unnamed")
-
-
-@contextmanager
-def ledger_of(gpus: set[int], ledger: Ledger | None = None) -> Generator[Ledger | None]:
-    """A ledger of these GPUs, open for all steps (again, if one is given); None without any GPU."""
-    if not gpus:
-        yield None
-        return
-    from ..cuda.backend import shared_backend
-    from ..cuda.ledger import Ledger, opened
-
-    backends = [shared_backend(gpu) for gpu in sorted(gpus)]
-    with opened(ledger or Ledger(lambda: sum(backend.free_nbytes() for backend in backends))) as found:
-        yield found
-
-
-def span(ledger: Ledger | None, name: str) -> AbstractContextManager[None]:
-    """`Ledger.span`, of the ledger if there is one."""
-    return nullcontext() if ledger is None else ledger.span(name)
+_WATCHED = (
+    "tensors", "rounding", "code", "streams", "load", "calls", "unnamed", "context", "measured_total"
+)  # fmt: skip
 
 
 def workspaces_of(program: LoadedProgram) -> dict[str, dict[str, int]]:
@@ -82,38 +111,3 @@ def workspaces_of(program: LoadedProgram) -> dict[str, dict[str, int]]:
             entry["offered"] = max(entry["offered"], use.offered)
             entry["needed"] = max(entry["needed"], use.needed)
     return found
-
-
-def _gpu_free(program: LoadedProgram) -> int | None:
-    gpus: dict[int, Any] = {
-        getattr(backend, "ordinal", slot.index): ask
-        for slot, backend in program.backends.items()
-        if (ask := getattr(backend, "memory_info", None)) is not None
-    }
-    return sum(ask()[0] for ask in gpus.values()) if gpus else None
-
-
-def gpus_of(
-    artifact: Path, device: str | None, device_map: Mapping[str, str] | None, weights: Sequence[Path]
-) -> set[int]:
-    """The GPUs that an artifact would run on; none where there is none, and on another device."""
-    if device is not None and not device.startswith("cuda"):
-        return set()
-    from ..cuda.driver import cuda_available
-
-    if not cuda_available()[0]:
-        return set()
-    from ..artifact import read
-    from ..loading import device_slots, ordinals
-
-    slots = device_slots(read(artifact, weights=weights).planned)
-    return set(ordinals(slots, device, device_map or {}).values())
-
-
-def free_memory(gpus: set[int]) -> int | None:
-    """Free bytes on all these GPUs, with their contexts in place; None without any."""
-    if not gpus:
-        return None
-    from ..cuda.backend import shared_backend
-
-    return sum(shared_backend(gpu).memory_info()[0] for gpu in gpus)

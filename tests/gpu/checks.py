@@ -720,14 +720,14 @@ def check_memory_is_flat() -> str:
     x[...] = RANDOM.standard_normal((64, 64))
     replay()
     backend.synchronize()
-    first, before = out.copy(), backend.memory_info()[0]
+    first, before = out.copy(), backend.free_nbytes()
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     for _ in range(10000):
         replay()
         backend.synchronize()
     seconds = time.perf_counter() - start
-    after, grown = backend.memory_info()[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - rss
+    after, grown = backend.free_nbytes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - rss
     assert before == after and grown < 1024, (before - after, grown)
     assert np.array_equal(first, out)
     return f"10,000 replays in {seconds:.2f} s: device flat, host grew {grown} KiB, results bit-identical"
@@ -745,12 +745,12 @@ def check_program_with_state() -> str:
         assert error_of(twin.method()(x)["y"], x.astype(np.float64) @ weight.astype(np.float64)) < 3e-6
         program.state.reset("total")
         first = method(x)["y"].tobytes()
-        before = gpu().memory_info()[0]
+        before = gpu().free_nbytes()
         start = time.perf_counter()
         for _ in range(5000):
             program.state.reset("total")
             assert method(x)["y"].tobytes() == first
-        assert gpu().memory_info()[0] == before
+        assert gpu().free_nbytes() == before
         twin.close()
     return f"3 calls, a clone, 5,000 calls bit-identical and flat in {time.perf_counter() - start:.2f} s"
 
@@ -781,9 +781,9 @@ def check_buckets() -> str:
         assert len(graphs) == len(sizes), len(graphs)
         call(rows[-1])
         assert method.no_graph_reason == "" and len(graphs) == len(sizes) + 1
-        before = gpu().memory_info()[0]
+        before = gpu().free_nbytes()
         times = {size: sorted(call(size) for _ in range(500)) for size in sizes}
-        assert gpu().memory_info()[0] == before and len(graphs) == len(sizes) + 1
+        assert gpu().free_nbytes() == before and len(graphs) == len(sizes) + 1
         assert [use.calls for use in method.buckets] == [501] * 3 and method.other_calls == len(rows) + 1
         assert {use.no_graph_reason for use in method.buckets} == {""}
         taken = [use.graph_nbytes for use in method.buckets]

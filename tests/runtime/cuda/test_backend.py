@@ -210,7 +210,7 @@ def test_the_memory_that_code_takes_is_counted_on_request(
     monkeypatch.setattr(cu, "_cuModuleLoadData", load, raising=False)
     monkeypatch.setattr(cu, "_cuMemGetInfo", lambda: (free[0], 1 << 37), raising=False)
     gpu.load([add_kernel()])
-    noting = Ledger(lambda: gpu.memory_info()[0])
+    noting = Ledger(lambda: gpu.free_nbytes())
     with opened(noting) if counts else nullcontext():
         for _ in range(2):
             gpu.bind(LAUNCH, {"x": on_gpu(256)}, {})
