@@ -36,12 +36,11 @@ def __getattr__(name: str) -> Any:
     try:
         home = import_module(f".{_HOMES[name]}", __name__)
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "triton"):
-            raise
-        from .runtime.errors import DevplanError
+        from .runtime.errors import EXPORT_PACKAGES, not_installed
 
-        hint = 'pip install "devplan[export]"'
-        raise DevplanError("cannot export", why=f"{error.name} is not installed", hint=hint) from error
+        if error.name not in EXPORT_PACKAGES:
+            raise
+        raise not_installed(error.name, "cannot export") from error
     return getattr(home, name)
 
 

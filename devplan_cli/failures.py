@@ -9,13 +9,11 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
-from ..runtime.errors import DevplanError, MismatchError, UsageError
+from ..runtime.errors import EXPORT_PACKAGES, DevplanError, MismatchError, UsageError, not_installed
 from .console import write_document
 from .streams import STDOUT, tell
 
 INTERRUPTED = 130
-_OPTIONAL = {"torch": "export", "triton": "export", "ortools": "solver"}
-"""Packages that an installation may lack, and the extra that brings them."""
 
 
 class Differs(MismatchError):
@@ -54,9 +52,8 @@ def _as_known(error: BaseException) -> DevplanError:
         return DevplanError("out of memory", why=text, hint="close other programs, or use a smaller model")
     if isinstance(error, OSError) and error.errno is not None:
         return _of_system(error)
-    if isinstance(error, ModuleNotFoundError) and error.name in _OPTIONAL:
-        hint = f'pip install "devplan[{_OPTIONAL[error.name]}]"'
-        return DevplanError(f"this needs `{error.name}`", why="it is not installed", hint=hint)
+    if isinstance(error, ModuleNotFoundError) and error.name in EXPORT_PACKAGES:
+        return not_installed(error.name, f"this needs `{error.name}`")
     why = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return DevplanError("internal error", why=why, hint="`--verbose` shows the traceback; please report it")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
 
-from ..runtime.errors import DevplanError
+from ..runtime.errors import DevplanError, not_installed
 
 FORMAT = "ET12"
 TRITON_OF_TORCH = {"2.11": "3.6", "2.12": "3.7", "2.13": "3.7", "2.14": "3.8"}
@@ -52,9 +52,7 @@ def require_export(device: str) -> list[str]:
     """Notes on what is installed; `DevplanError` with the command that mends it when an export cannot be."""
     torch = installed("torch")
     if torch == "absent":
-        raise DevplanError(
-            "cannot export", why="torch is not installed", hint='pip install "devplan[export]"'
-        )
+        raise not_installed("torch", "cannot export")
     if device == "cuda" and installed("triton") == "absent":
         wanted = wanted_triton(torch)
         package = f'"triton=={wanted}.*"' if wanted else "triton"

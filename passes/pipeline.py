@@ -52,6 +52,10 @@ that reading a configuration stays fast.
 """
 
 
+NEEDED = ("place-operators", "insert-copies", "group-regions")
+"""What every pipeline has, in this order: nothing else makes of exported methods what can be lowered."""
+
+
 @dataclass(frozen=True)
 class PassRun:
     """What an observer is told after a pass ran on one method or on the program."""
@@ -126,8 +130,22 @@ def check_names(options: ExportOptions, folder: Path | None = None) -> None:
             raise UsageError(f"there is no pass `{entry}`", hint=_nearest(entry, pass_names()))
         if ".py:" in entry and not ((folder or Path.cwd()) / file).is_file():
             raise UsageError(f"there is no file `{file}` for the pass `{entry}`")
-    if not any(".py:" in entry for entry in entries):  # the name of a pass in a file is not known yet
+    has_own = any(".py:" in entry for entry in entries)
+    _check_needed(entries, has_own)
+    if not has_own:  # the name of a pass in a file is not known yet
         _check_tables(options, set(entries))
+
+
+def _check_needed(entries: Sequence[str], has_own: bool) -> None:
+    """UsageError for a pipeline without `NEEDED`, unless a pass from a file may stand for what is missing."""
+    found = [entry for entry in entries if entry in NEEDED]
+    in_order = f"in this order: {', '.join(f'`{name}`' for name in NEEDED)}"
+    if (missing := [f"`{name}`" for name in NEEDED if name not in found]) and not has_own:
+        hint = f"add what is missing, {in_order}"
+        raise UsageError(f"the pipeline lacks {', '.join(missing)}", why="nothing can be lowered", hint=hint)
+    for before, after in itertools.pairwise(found):
+        if NEEDED.index(before) > NEEDED.index(after):
+            raise UsageError(f"pass `{after}` cannot come after `{before}`", hint=f"they belong {in_order}")
 
 
 def _check_tables(options: ExportOptions, used: set[str]) -> None:

@@ -93,3 +93,12 @@ class ExecutionError(DevplanError):
 
 class ScatteredCopyError(ExecutionError):
     """A strided copy would take more memory copies than it is worth."""
+
+
+EXPORT_PACKAGES = ("torch", "triton")
+"""What an installation that only runs programs lacks; the extra ``export`` brings it."""
+
+
+def not_installed(package: str, what: str) -> DevplanError:
+    """The error where one of `EXPORT_PACKAGES` is missing, with the command that brings it."""
+    return DevplanError(what, why=f"{package} is not installed", hint='pip install "devplan[export]"')

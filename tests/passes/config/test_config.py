@@ -23,7 +23,7 @@ from devplan.runtime.errors import UsageError
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 EVERYTHING = """
-pipeline = ["place-operators", "insert-copies"]
+pipeline = ["place-operators", "insert-copies", "group-regions"]
 
 [export]
 device = "cuda"
@@ -137,7 +137,7 @@ def test_one_file_can_say_everything(write) -> None:
         memory_budget=2 << 30,
         weights="reference",
         weights_files=(Path("w.safetensors"),),
-        pipeline=("place-operators", "insert-copies"),
+        pipeline=("place-operators", "insert-copies", "group-regions"),
         pass_options={"insert-copies": {"share_inputs": False}},
         jobs=2,
     )
@@ -320,6 +320,29 @@ def test_an_unknown_pass_is_refused_before_anything_is_imported(write) -> None:
     with pytest.raises(UsageError) as caught:
         load_config(write('pipeline = ["insert-copys"]'))
     assert "did you mean `insert-copies`?" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "what"),
+    [
+        ("[]", "lacks `place-operators`, `insert-copies`, `group-regions`"),
+        ('["place-operators", "insert-copies"]', "lacks `group-regions`"),
+        (
+            '["group-regions", "place-operators", "insert-copies"]',
+            "pass `place-operators` cannot come after `group-regions`",
+        ),
+    ],
+)
+def test_a_pipeline_that_makes_no_program_is_refused(write, pipeline: str, what: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_config(write(f"pipeline = {pipeline}"))
+    assert what in str(caught.value)
+    assert "`place-operators`, `insert-copies`, `group-regions`" in caught.value.hint
+
+
+def test_a_pass_of_the_users_own_may_stand_for_one_that_is_needed(write, tmp_path: Path) -> None:
+    (tmp_path / "my_pass.py").write_text("")
+    assert load_config(write('pipeline = ["my_pass.py:Place", "insert-copies", "group-regions"]'))
 
 
 def test_a_pass_of_the_users_own_is_found_beside_the_configuration(write, tmp_path: Path) -> None:
