@@ -56,12 +56,18 @@ class Finding:
         return f"call {self.call} at {self.sizes}" if self.sizes else f"call {self.call}"
 
 
+_BISECT = "random weights need a fixed seed; bisect with `export --no-device-planning`"
+_DRAWN = "the model draws random numbers, which are not eager PyTorch's: compare what does not depend on them"
+
+
 @dataclass
 class Verdict:
     """All comparisons of a verification, in the order in which they were made."""
 
     device: str
     findings: list[Finding] = field(default_factory=list[Finding])
+    is_random: bool = False
+    """Whether the program draws random numbers, which are never eager's."""
 
     @property
     def first_difference(self) -> Finding | None:
@@ -74,7 +80,7 @@ class Verdict:
             bad = sum(not f.comparison.equal for f in self.findings)
             what = f"{bad} of {count(len(self.findings), 'tensor')} differ from eager PyTorch"
             why = f"{first.kind} of `{first.method}`, {first.where}: {first.comparison.words()}"
-            hint = "random weights need a fixed seed; bisect with `export --no-device-planning`"
+            hint = _DRAWN if self.is_random else _BISECT
             raise Differs(what, self.document(), why=f"{why} ({first.tolerance})", hint=hint)
 
     def document(self) -> dict[str, Any]:
@@ -129,7 +135,10 @@ def run_check(check: Check, source_text: str, output: Output) -> int:
 
 def verify_program(program: LoadedProgram, source: ModelSource, check: Check) -> Verdict:
     """Every method in the source's order, ``check.calls`` times each; both states go along."""
-    verdict = Verdict(device_label(program))
+    from ..passes.exported.random_numbers import STATE
+
+    states = {variable.name for variable in program.planned.program.state}
+    verdict = Verdict(device_label(program), is_random=STATE in states)
     for method in source.methods:
         if method.name not in program.methods:
             listed = ", ".join(f"`{name}`" for name in program.methods)

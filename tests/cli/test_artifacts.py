@@ -240,6 +240,18 @@ def test_verify_takes_state_along(memory: Made) -> None:
     }
 
 
+def test_verify_of_a_model_that_draws_random_numbers_says_why_they_differ(tmp_path: Path) -> None:
+    (tmp_path / "drawn.py").write_text(
+        "import torch\n"
+        "def drawn(x): return x + torch.rand_like(x)\n"
+        "methods = {'forward': {'function': drawn, 'example_inputs': (torch.zeros(4),)}}\n"
+    )
+    assert devplan("export", "drawn.py", "-q", "--device", "cpu", cwd=tmp_path).code == 0
+    result = devplan("verify", "drawn.pte", "drawn.py", cwd=tmp_path)
+    assert result.code == 4
+    assert "the model draws random numbers, which are not eager PyTorch's" in result.last_line
+
+
 def test_verify_against_another_model_is_code_4_with_the_tolerance(tiny: Made, tmp_path: Path) -> None:
     changed = (MODELS / "tiny.py").read_text().replace("manual_seed(0)", "manual_seed(1)")
     changed += "torch.manual_seed(0)\nexample_inputs = (torch.ones(2, 16),)\n"
