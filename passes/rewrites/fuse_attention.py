@@ -11,6 +11,7 @@ from ..base import Pass, PassResult, Stage
 from ..exported.method import ExportedMethod
 from ..exported.nodes import as_node, is_call, rank
 from ..kernels.attention import CAPPED
+from .known_masks import Shown, shown
 from .spelled_attention import Number, Spelled, scaled, spelled
 
 aten = torch.ops.aten
@@ -26,6 +27,7 @@ class FuseAttention(Pass[ExportedMethod]):
     part of the scale: the kernel reads heads where the projections left them. What is matched has no other
     reader of intermediate results; scales are numbers. Masks are added to the scores (ALiBi, positions) or
     hide some of them (``masked_fill``, ``where``); scores may be capped by a tanh, and heads may have sinks.
+    A mask that a model makes of places, and that shows all keys or the past, is left out (`known_masks`).
     """
 
     name: ClassVar[str] = "fuse-attention"
@@ -50,6 +52,7 @@ class FuseAttention(Pass[ExportedMethod]):
             if node.op == "call_function" and node.target in _ATTENTION:
                 found += _share_heads(node)
                 found += _read_in_place(node)
+                found += _know_mask(node, number)
         if found:
             subject.graph.graph.eliminate_dead_code()
             subject.graph.recompile()
@@ -206,6 +209,24 @@ def _unrepeated(node: Any) -> tuple[torch.fx.Node | None, int]:
     if list(map(str, wanted)) != list(map(str, given)) or not isinstance(groups, int):
         return None, 1
     return heads, groups
+
+
+def _know_mask(call: torch.fx.Node, number: Number) -> bool:
+    """Leave out a mask that shows all keys or the past, which the kernel knows; whether anything changed."""
+    is_capped = call.target is not aten.scaled_dot_product_attention.default
+    names = ("attn_mask", "dropout_p", "is_causal")
+    given = dict(zip(names, call.args[3:], strict=False)) | call.kwargs
+    mask = as_node(given.get("attn_mask"))
+    found = shown(mask, number) if mask is not None else None
+    if found is None or (found is Shown.PAST and is_capped):
+        return False
+    if is_capped:
+        call.update_arg(3, None)
+        return True
+    is_causal = bool(given.get("is_causal")) or found is Shown.PAST
+    call.args = (*call.args[:3], None, given.get("dropout_p", 0.0), is_causal)
+    call.kwargs = {name: value for name, value in call.kwargs.items() if name not in names}
+    return True
 
 
 def _read_in_place(call: torch.fx.Node) -> bool:
