@@ -1,7 +1,7 @@
 """Masks whose values follow from places alone, and which show all keys or the past.
 
 Positions are counted (`arange`) and compared at every call, as `transformers` does in each model. Elements of
-such tensors are linear in their indices, so what a comparison says of all is known at export, whatever the sizes.
+such tensors are linear in their indices, so what a comparison says of all of them is known at export.
 """
 
 from __future__ import annotations
@@ -210,8 +210,12 @@ def _transposed(node: torch.fx.Node, known: Known) -> Known:
     return known.moved(lambda dimension: swapped.get(dimension, dimension))
 
 
+def _arguments(node: torch.fx.Node, *defaults: Any) -> tuple[Any, ...]:
+    return (*node.args, *defaults[len(node.args) :])
+
+
 def _sliced(node: torch.fx.Node, known: Known) -> Known | None:
-    _, _, start, _, step = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
+    _, _, start, _, step = _arguments(node, None, 0, None, None, 1)
     is_whole = start in (None, 0) and step == 1
     return known if is_whole else None
 
@@ -233,11 +237,11 @@ def _indexed(node: torch.fx.Node, known: Known) -> Line | None:
 
 def _differences(node: torch.fx.Node, known: Known) -> Line | None:
     """From each element to the next, where what is put in front continues the line."""
-    _, order, dimension, before, after = (*node.args, *(None, 1, -1, None, None)[len(node.args) :])
+    _, order, dimension, before, after = _arguments(node, None, 1, -1, None, None)
     first = _operand(before)
     if not isinstance(known, Line) or not isinstance(first, Line) or after is not None:
         return None
-    if order != 1 or dimension not in (-1, rank(node) - 1) or before.meta["val"].shape[-1] != 1:  # type: ignore[union-attr]
+    if order != 1 or dimension not in (-1, rank(node) - 1) or before.meta["val"].shape[-1] != 1:
         return None
     step = known.steps.get(-1, 0)
     begin = Line(known.offset, {d: s for d, s in known.steps.items() if d != -1})

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from devplan.passes.rewrites.known_masks import Shown, shown
 from devplan.tests.support.exporting import assert_close, export_module, loaded
@@ -26,8 +25,8 @@ def number(node: torch.fx.Node) -> float | None:
 
 def found(mask: Callable[[], Any]) -> Shown | None:
     """What is known of a mask, by the graph of what makes it."""
-    graph = make_fx(mask, tracing_mode="fake")()
-    (made,) = graph.graph.output_node().all_input_nodes
+    graph = torch.export.export(Function(mask), ()).graph
+    (made,) = graph.output_node().all_input_nodes
     return shown(made, number)
 
 
@@ -73,7 +72,7 @@ MASKS: dict[str, tuple[Callable[[], Any], Shown | None]] = {
     ),
     "the future": (lambda: places() >= places()[:, None], None),
     "one place, broadcast": (lambda: (places(1)[:, None] >= places()).expand(ROWS, ROWS), None),
-    "every other key": (lambda: (torch.arange(0, 2 * ROWS, 2) <= places()[:, None]), None),
+    "every other key": (lambda: torch.arange(0, 2 * ROWS, 2) <= places()[:, None], None),
     "no key": (lambda: torch.zeros(ROWS, ROWS, dtype=torch.bool), None),
     "hidden softly": (lambda: torch.where(places() <= places()[:, None], 0.0, -1.0), None),
     "positions that begin anew": (
@@ -110,7 +109,7 @@ COMPARISONS = (torch.ge, torch.gt, torch.le, torch.lt, torch.eq, torch.ne)
 
 
 @given(st.lists(st.tuples(st.sampled_from(COMPARISONS), lines(), lines()), min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_is_said_of_a_mask_is_so(parts: list[Any]) -> None:
     def mask() -> Any:
         both = torch.ones((), dtype=torch.bool)
@@ -141,7 +140,7 @@ def test_the_kernel_itself_hides_the_future() -> None:
     (kernel,) = result.planned.program.kernels
     known = dict(kernel.constants)
     assert (known["CAUSAL"], known["MASKED"]) == (True, False)
-    assert against_eager(attended, *heads(40)).status == "ok"
+    assert against_eager(attended, *heads(40)).status == "right"
 
 
 def test_dynamic_sizes_are_no_hindrance() -> None:
@@ -150,11 +149,11 @@ def test_dynamic_sizes_are_no_hindrance() -> None:
             return attended(query, key, value)
 
     rows = torch.export.Dim("rows", min=2, max=64)
-    shapes = dict.fromkeys(("query", "key", "value"), {2: rows})
+    shapes = {name: {2: rows} for name in ("query", "key", "value")}
     result = export_module(Dynamic(), heads(40), dynamic_shapes=shapes)
     (kernel,) = result.planned.program.kernels
     assert dict(kernel.constants)["CAUSAL"]
     with loaded(result) as program:
         for size in (2, 17, 64):
             (ours,) = program.method()(*heads(size)).values()
-            assert_close(ours, attended(*heads(size)))
+            assert_close(ours, attended(*heads(size)), tolerance=2e-3)
