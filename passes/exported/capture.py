@@ -13,6 +13,7 @@ import torch
 
 from ...runtime.errors import DevplanError, UnsupportedOperatorError
 from ..inductor.interfaces import pytree, unasked_values
+from ..inductor.overloads import can_decompose, is_overload
 from ..size_arithmetic import is_dense
 from ..source.data_classes import known_results
 from ..source.frames import is_users
@@ -75,9 +76,7 @@ def _taken_apart(program: torch.export.ExportedProgram) -> torch.export.Exported
     touched = {
         node.target
         for node in program.graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload)
-        and (has_complex(node) or is_random(node))
-        and node.target._can_decompose()
+        if is_overload(node.target) and (has_complex(node) or is_random(node)) and can_decompose(node.target)
     }
     known = torch.export.default_decompositions() if touched else {}
     rules = {target: known[target] for target in touched if target in known}
@@ -157,7 +156,7 @@ def _operator(error: BaseException) -> str:
     """The operator that the user's code was calling; empty when it was none of torch's."""
     for trace in _frames(error):
         called: Any = trace.tb_frame.f_locals.get("func")
-        if isinstance(called, torch._ops.OpOverload):
+        if is_overload(called):
             return str(called)
         if trace.tb_frame.f_code.co_name == "__torch_function__" and callable(called):
             return str(getattr(called, "__name__", called))

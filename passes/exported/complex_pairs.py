@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...runtime.errors import UnsupportedOperatorError
+from ..inductor.overloads import is_overload
 from .complex_rules import rule_of
 from .inline import inline
 from .origins import origin_of
@@ -163,7 +164,7 @@ def _refusal(what: str, node: torch.fx.Node) -> UnsupportedOperatorError:
 
 def _rule(node: torch.fx.Node) -> Callable[..., Any]:
     target: Any = node.target
-    rule = rule_of(target) if isinstance(target, torch._ops.OpOverload) else None
+    rule = rule_of(target) if is_overload(target) else None
     if rule is None:
         raise _refusal(f"operator `{target}` takes complex numbers", node)
     return rule

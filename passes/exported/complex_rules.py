@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..inductor.overloads import Overload, packet_name
 from . import fourier
 from .fourier import Pair
 
 
-def rule_of(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
+def rule_of(target: Overload) -> Callable[..., Any] | None:
     """The rule of an operator; None where there is none."""
-    packet = target._schema.name.removeprefix("aten::")
+    packet = packet_name(target)
     if packet in _RULES:
         return _RULES[packet]
     if packet in _CREATIONS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...runtime.errors import UnsupportedOperatorError
+from ..inductor.overloads import arguments, is_overload, returns
 from .data_loops import loop_refusal
 from .inline import inline
 
@@ -124,8 +126,8 @@ def _written(turn: _Turn) -> list[torch.fx.Node]:
 
 def _arguments(node: torch.fx.Node) -> Iterator[tuple[Any, Any]]:
     """(argument of the operator's schema, what is given for it)."""
-    if isinstance(node.target, torch._ops.OpOverload):
-        for index, argument in enumerate(node.target._schema.arguments):
+    if is_overload(node.target):
+        for index, argument in enumerate(arguments(node.target)):
             if index < len(node.args):
                 yield argument, node.args[index]
             elif argument.name in node.kwargs:
@@ -158,7 +160,7 @@ def _select(turn: _Turn, condition: torch.fx.Node, old: torch.fx.Node, new: torc
 def root_of(node: torch.fx.Node) -> torch.fx.Node:
     """The tensor that a chain of views and of operators that work in place goes back to."""
     source = node
-    if str(node.target) == "<built-in function getitem>":  # one of the views that `split` makes
+    if node.target is operator.getitem:  # one of the views that `split` makes
         source = cast(torch.fx.Node, node.args[0])
     aliased = _aliased(source)
     return node if aliased is None else root_of(aliased)
@@ -167,7 +169,7 @@ def root_of(node: torch.fx.Node) -> torch.fx.Node:
 def _aliased(node: torch.fx.Node) -> torch.fx.Node | None:
     """The operand that the node's result is, or is a view of."""
     target: Any = node.target
-    results: list[Any] = list(target._schema.returns) if isinstance(target, torch._ops.OpOverload) else []
+    results: list[Any] = list(returns(target)) if is_overload(target) else []
     shared: Any = results[0].alias_info if results else None
     for argument, value in _arguments(node) if shared is not None else ():
         info: Any = argument.alias_info

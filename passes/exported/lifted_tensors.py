@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch.export.graph_signature import InputKind, InputSpec
 
+from ..inductor.overloads import arguments, is_overload
 from ..source.hollow import is_hollow
 
 
@@ -58,15 +56,10 @@ def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
 def _is_written(node: torch.fx.Node) -> bool:
     """Whether an operator writes to the node's tensor or to a view of it."""
     for user in node.users:
-        if not isinstance(user.target, torch._ops.OpOverload):
+        if not is_overload(user.target):
             continue
-        for argument, given in zip(_arguments(user.target), user.args, strict=False):
+        for argument, given in zip(arguments(user.target), user.args, strict=False):
             aliased = argument.alias_info if given is node else None
             if aliased is not None and (aliased.is_write or _is_written(user)):
                 return True
     return False
-
-
-def _arguments(target: Any) -> Sequence[Any]:
-    arguments: Sequence[Any] = target._schema.arguments
-    return arguments

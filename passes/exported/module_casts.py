@@ -13,20 +13,22 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from ..inductor.interfaces import tensor_tables
+
 _Cast = Callable[[Tensor], Tensor]
 
 
 @contextlib.contextmanager
 def traced_casts(module: torch.nn.Module) -> Generator[None]:
     """While active, casting a part of the module casts its tensors in the graph; it gets its own back."""
-    tables: list[dict[str, Any]] = [t for part in module.modules() for t in (part._parameters, part._buffers)]
+    tables = [table for part in module.modules() for table in tensor_tables(part)]
     held = [(table, dict(table)) for table in tables]
     changed: list[tuple[Any, str]] = []
 
     def apply(part: torch.nn.Module, cast: _Cast, recurse: bool = True) -> torch.nn.Module:
         for each in part.modules() if recurse else (part,):
-            for name in [*_cast(each, each._parameters, cast), *_cast(each, each._buffers, cast)]:
-                changed.append((each, name))
+            for table in tensor_tables(each):
+                changed.extend((each, name) for name in _cast(each, table, cast))
         return part
 
     with mock.patch.object(torch.nn.Module, "_apply", apply):

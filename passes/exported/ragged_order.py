@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..inductor.overloads import arguments
 from .ragged_rules import Call, Ragged
 
 aten = torch.ops.aten
@@ -43,7 +44,7 @@ def topk(call: Call) -> list[Any]:
 
 def _asked(call: Call) -> tuple[Ragged, int, bool]:
     """The tensor, the dimension from the right, and whether the largest come first."""
-    names = [argument.name for argument in call.target._schema.arguments]
+    names = [argument.name for argument in arguments(call.target)]
     given = {**call.kwargs, **dict(zip(names, call.args, strict=False))}
     x = given["self"]
     if not isinstance(x, Ragged) or ("dim" in given and given["dim"] is None):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...runtime.errors import UnsupportedOperatorError
 from ..inductor.interfaces import depends_on_data, pytree
+from ..inductor.overloads import is_overload, overload_name, packet_name
 from .origins import origin_of
 from .sizes import bound_of
 
@@ -153,9 +154,9 @@ def refusal(node: torch.fx.Node) -> UnsupportedOperatorError:
 def rule_of(node: torch.fx.Node) -> Callable[..., Any]:
     """What runs in place of a node: makers of such sizes, reducers of them, or the operator itself."""
     target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not is_overload(target):
         raise refusal(node)
-    name = target._schema.name.removeprefix("aten::")
+    name = packet_name(target)
     if name in _OF_SIZES:
         return lambda *args, **kwargs: _of_size(Call(node, target, args, kwargs))
     if name in _RULES:
@@ -177,12 +178,12 @@ class Call:
     @property
     def name(self) -> str:
         """The operator's, without library and overload."""
-        return str(self.target._schema.name).removeprefix("aten::")
+        return packet_name(self.target)
 
     @property
     def overload(self) -> str:
         """``Tensor`` of ``aten.index.Tensor``."""
-        return str(self.target._overloadname)
+        return overload_name(self.target)
 
     def ragged(self) -> list[Ragged]:
         """Those arguments."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..inductor.overloads import is_overload, packet_name
 from .inline import inline, stand_in
 
 if TYPE_CHECKING:
@@ -33,19 +34,15 @@ _MADE_OF_OTHERS = frozenset({"alpha_dropout", "feature_dropout", "feature_alpha_
 
 def is_random(node: torch.fx.Node) -> bool:
     """Whether a node's operator should be taken apart for the rules below."""
-    return isinstance(node.target, torch._ops.OpOverload) and _packet(node) in _MADE_OF_OTHERS
+    return is_overload(node.target) and packet_name(node.target) in _MADE_OF_OTHERS
 
 
 def _is_drawn(node: torch.fx.Node) -> bool:
     """Whether a node's result is random and there is a rule for it."""
     target = node.target
-    is_seeded = isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
-    return is_seeded and _packet(node) in _RULES and node.kwargs.get("generator") is None
-
-
-def _packet(node: torch.fx.Node) -> str:
-    target: Any = node.target
-    return str(target._schema.name).removeprefix("aten::")
+    if not is_overload(target) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    return packet_name(target) in _RULES and node.kwargs.get("generator") is None
 
 
 def count_random(method: ExportedMethod, calls: Tensor) -> bool:
@@ -88,7 +85,8 @@ def _next(calls: Tensor) -> Tensor:
 
 
 def _rewrite(method: ExportedMethod, node: torch.fx.Node, count: torch.fx.Node, stream: int) -> None:
-    rule, nodes = _RULES[_packet(node)], list[torch.fx.Node](node.all_input_nodes)
+    target: Any = node.target
+    rule, nodes = _RULES[packet_name(target)], list[torch.fx.Node](node.all_input_nodes)
 
     def run(calls: Tensor, *values: Any) -> Any:
         known = dict(zip(nodes, values, strict=True))

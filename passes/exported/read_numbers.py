@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...runtime.errors import UnsupportedOperatorError
 from ..inductor.interfaces import unknowns
+from ..inductor.overloads import is_overload
 from .inline import inline
 from .origins import origin_of
 from .ragged_rules import tensors
@@ -121,7 +122,7 @@ def _rule(how: Callable[..., Any] | None, node: torch.fx.Node) -> Callable[..., 
 
 def _packet(target: Any) -> Callable[..., Any] | None:
     """An operator under all its overloads, of which one may take a tensor for the number."""
-    return target.overloadpacket if isinstance(target, torch._ops.OpOverload) else None
+    return target.overloadpacket if is_overload(target) else None
 
 
 def _scalar(value: torch.SymInt | torch.SymFloat) -> Callable[[Tensor], Tensor]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..inductor.overloads import is_mutable, is_overload
+
 if TYPE_CHECKING:
     from .method import ExportedMethod
 
@@ -37,11 +39,11 @@ def share_equal(method: ExportedMethod, numbers: Collection[torch.fx.Node] = ())
 
 def _is_pure(node: torch.fx.Node) -> bool:
     target: Any = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    if node.op != "call_function" or not is_overload(target):
         return False
     if not isinstance(node.meta.get("val"), torch.Tensor):
         return False
-    return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+    return not is_mutable(target) and torch.Tag.nondeterministic_seeded not in target.tags
 
 
 def _key(value: Any) -> Any:

@@ -13,6 +13,7 @@ import torch.distributions
 import torch.nn.modules.transformer
 import torch.utils._pytree as pytree
 from torch._decomp import core_aten_decompositions
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -27,11 +28,14 @@ __all__ = [
     "in_integers",
     "is_composite",
     "is_higher_order",
+    "is_view",
     "known_value",
     "make_fx",
     "python_text",
     "pytree",
     "storage_key",
+    "tensor_tables",
+    "transient_buffers",
     "unasked_values",
     "unknowns",
 ]
@@ -110,6 +114,21 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def tensor_tables(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A module's own parameters and buffers by name, to be read and written."""
+    return module._parameters, module._buffers
+
+
+def transient_buffers(module: torch.nn.Module) -> set[str]:
+    """The names of a module's own buffers that a saved model does not have."""
+    return module._non_persistent_buffers_set
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a window onto another one."""
+    return tensor._is_view()
+
+
 def is_composite(overload: Any) -> bool:
     """Whether the dispatcher itself takes an operator apart into others."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -118,7 +137,7 @@ def is_composite(overload: Any) -> bool:
 
 def is_higher_order(target: Any) -> bool:
     """Whether a graph node's target is an operator over graphs, such as ``cond``."""
-    return isinstance(target, torch._ops.HigherOrderOperator)
+    return isinstance(target, HigherOrderOperator)
 
 
 def higher_order(name: str) -> Any:

@@ -52,6 +52,7 @@ from ..tape import Alias, Allocate, ExternCall, KernelCall, KernelSpec, Step, Ta
 from ..targets import Target
 from . import combine_kernels, masked_loads
 from .device_guard import cuda_guard
+from .overloads import is_overload
 
 _DEVICE = torch.device("cuda", 0)
 
@@ -648,8 +649,6 @@ def decomposition_table() -> dict[Any, Any]:
     rest = {
         operator: rule
         for operator, rule in torch._decomp.decomposition_table.items()
-        if isinstance(operator, torch._ops.OpOverload)
-        and not _is_generated(operator)
-        and not has_library_call(str(operator))
+        if is_overload(operator) and not _is_generated(operator) and not has_library_call(str(operator))
     }
     return {**rest, **select_decomp_table(), **on_cuda()}

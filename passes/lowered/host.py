@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from ...runtime.program import CPU, Argument, HostCall, Ref, Value
 from ..exported.origins import origin_of
 from ..exported.sizes import to_dtype, to_size
 from ..inductor.interfaces import core_decompositions, make_fx, storage_key
+from ..inductor.overloads import arguments, full_name, is_mutable, is_overload, overload_name, packet_name
 from ..size_arithmetic import is_dense, plus, product, scaled
 from .builder import MethodBuilder
 from .region_graph import NamingInterpreter, RegionGraph
@@ -54,11 +56,9 @@ class HostLowering:
 
     def _traced(self) -> torch.fx.GraphModule:
         module, examples = self._graph.module, self._graph.examples
-        table = {k: v for k, v in core_decompositions().items() if k._schema.name not in _KEEP}
+        table = {k: v for k, v in core_decompositions().items() if full_name(k) not in _KEEP}
         tensors = [e for e in examples if isinstance(e, torch.Tensor)]
         mode = next((t.fake_mode for t in tensors if hasattr(t, "fake_mode")), None)
-        import contextlib
-
         with mode or contextlib.nullcontext(), torch.no_grad(), preserve_node_meta():  # pyright: ignore
             fresh = [_fresh(e) for e in examples]
             return make_fx(
@@ -122,7 +122,7 @@ class HostLowering:
 
     def _call(self, node: torch.fx.Node, made: list[str], overload: Any = None) -> None:
         overload = overload or node.target
-        if not isinstance(overload, torch._ops.OpOverload):
+        if not is_overload(overload):
             raise UnsupportedOperatorError(
                 f"`{overload}` has no kernel on the host", why=str(origin_of([node]))
             )
@@ -177,10 +177,10 @@ def _fresh(example: Any) -> Any:
 def _bound(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments in the out variant's schema order (without ``out``), defaults filled in."""
     packet = overload.overloadpacket
-    given = dict(zip([a.name for a in overload._schema.arguments], args, strict=False)) | kwargs
+    given = dict(zip([a.name for a in arguments(overload)], args, strict=False)) | kwargs
     out = getattr(packet, str(_out_variant(overload)).rsplit(".", 1)[-1])
     values: list[Any] = []
-    for argument in out._schema.arguments:
+    for argument in arguments(out):
         if argument.is_out:
             continue
         values.append(given.get(argument.name, argument.default_value))
@@ -189,17 +189,17 @@ def _bound(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[A
 
 def _writes(overload: Any) -> bool:
     """Whether an operator changes its operands, as the insides of composite operators may."""
-    if not isinstance(overload, torch._ops.OpOverload) or torch.Tag.inplace_view in overload.tags:
+    if not is_overload(overload) or torch.Tag.inplace_view in overload.tags:
         return False
-    return bool(overload._schema.is_mutable)
+    return is_mutable(overload)
 
 
 def _functional(node: torch.fx.Node) -> Any:
     """What computes the bytes that an in-place operator writes: ``aten.lerp`` for ``aten.lerp_``."""
     overload: Any = node.target
-    name = overload._schema.name.removeprefix("aten::").removesuffix("_")
+    name = packet_name(overload).removesuffix("_")
     packet = getattr(torch.ops.aten, name, None)
-    found = getattr(packet, overload._overloadname, None)
+    found = getattr(packet, overload_name(overload), None)
     if found is None or found is overload:
         raise UnsupportedOperatorError(
             f"operator `{overload}` writes in place and has no other form", why=str(origin_of([node]))
@@ -211,14 +211,14 @@ def _out_variant(overload: Any) -> str | None:
     """``aten::add.out`` for ``aten.add.Tensor``: the overload that takes the same and writes into ``out``."""
     factory = {"dtype", "layout", "device", "pin_memory"}  # an out variant takes these from its output
     packet = overload.overloadpacket
-    wanted = [(a.name, str(a.type)) for a in overload._schema.arguments if a.name not in factory]
+    wanted = [(a.name, str(a.type)) for a in arguments(overload) if a.name not in factory]
     for name in packet.overloads():
-        schema = getattr(packet, name)._schema
-        if not any(a.is_out for a in schema.arguments):
+        other = getattr(packet, name)
+        if not any(a.is_out for a in arguments(other)):
             continue
-        plain = [(a.name, str(a.type)) for a in schema.arguments if not a.is_out and a.name not in factory]
+        plain = [(a.name, str(a.type)) for a in arguments(other) if not a.is_out and a.name not in factory]
         if plain == wanted:
-            return f"{schema.name}.{name}"
+            return f"{full_name(other)}.{name}"
     return None
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..exported.inline import inline, stand_in
+from ..inductor.overloads import is_overload, packet_name
 from ..kernels.small_matrices import LARGEST
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ def solve_small(method: ExportedMethod) -> None:
     """Rewrite an exported graph's factorizations in place, where matrices are small enough."""
     for node in list(method.graph.graph.nodes):
         target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        if not is_overload(target) or target.namespace != "aten":
             continue
-        rule = _RULES.get(str(target._schema.name).removeprefix("aten::"))
+        rule = _RULES.get(packet_name(target))
         if rule is not None:
             _rewrite(method, node, rule)
     method.graph.recompile()

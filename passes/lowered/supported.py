@@ -9,6 +9,7 @@ import torch
 
 from ...runtime.program import Device
 from ..inductor.interfaces import is_composite
+from ..inductor.overloads import is_overload
 from .decompositions import host_replacements, replacements
 from .library_calls import has_library_call
 
@@ -57,4 +58,4 @@ def resolve(operator: str) -> Any:
         if not hasattr(owner, part):
             return None
         owner = getattr(owner, part)
-    return owner if isinstance(owner, torch._ops.OpOverload) else None
+    return owner if is_overload(owner) else None

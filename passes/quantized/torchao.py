@@ -154,8 +154,7 @@ class _Layers:
                 layer = self._layer(name, module)
                 if not name:
                     return layer
-                parent, _, last = name.rpartition(".")
-                root.get_submodule(parent)._modules[last] = layer
+                root.set_submodule(name, layer)
         for name, tensor in _tensors(root).items():
             if is_torchao(tensor):
                 raise _unknown(name, tensor, "the weights of linear layers")

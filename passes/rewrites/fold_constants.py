@@ -11,6 +11,8 @@ import torch
 from ..base import Pass, PassResult, Stage
 from ..exported.contents import Contents
 from ..exported.method import ExportedMethod
+from ..inductor.interfaces import is_view
+from ..inductor.overloads import is_mutable, is_overload, returns
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _is_foldable(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
     if node.target is operator.getitem:
         return True
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    if not is_overload(target) or is_mutable(target):
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags and bool(_tensors(node.meta.get("val")))
 
@@ -106,7 +108,7 @@ def _nbytes(value: Any) -> int:
 def _aliases(node: torch.fx.Node) -> bool:
     """Whether a result is a window onto an operand; one of several results is taken from where they are."""
     target: Any = node.all_input_nodes[0].target if node.target is operator.getitem else node.target
-    return any(a.alias_info is not None for a in target._schema.returns)
+    return any(a.alias_info is not None for a in returns(target))
 
 
 def _is_boundary(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
@@ -125,7 +127,7 @@ def _is_free_view(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
 def _become_constant(
     method: ExportedMethod, contents: Contents, node: torch.fx.Node, value: torch.Tensor
 ) -> None:
-    value = value.clone() if value._is_view() else value
+    value = value.clone() if is_view(value) else value
     made = method.add_constant(contents, f"folded_{node.name}", value)
     node.replace_all_uses_with(made)
     method.rename_ends(node.name, made.name)

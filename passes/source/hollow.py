@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ...runtime.errors import UsageError
-from ..inductor.interfaces import fake_mode, storage_key
+from ..inductor.interfaces import fake_mode, storage_key, tensor_tables, transient_buffers
 from .model import MethodSource
 
 _LARGE = 1 << 20
@@ -105,17 +105,18 @@ def _meta_tensors(methods: Sequence[MethodSource]) -> Iterator[tuple[dict[str, A
     """(table, name, tensor) of every module's own tables."""
     for method in methods:
         for path, module in list(method.module.named_modules()):
-            for name, tensor in list(module._parameters.items()):
+            parameters, buffers = tensor_tables(module)
+            for name, tensor in list(parameters.items()):
                 if tensor is not None and tensor.is_meta:
-                    yield module._parameters, name, tensor
-            for name, buffer in list(module._buffers.items()):
+                    yield parameters, name, tensor
+            for name, buffer in list(buffers.items()):
                 if buffer is not None and buffer.is_meta:
-                    if name in module._non_persistent_buffers_set:
+                    if name in transient_buffers(module):
                         full = f"{path}.{name}" if path else name
                         why = "it is not persistent, so that no file of weights has it"
                         hint = "build the model on the cpu, or under `devplan export --weights none`"
                         raise UsageError(f"buffer `{full}` has no values", why=why, hint=hint)
-                    yield module._buffers, name, buffer
+                    yield buffers, name, buffer
 
 
 def weight_names(method: MethodSource, state_dict: Mapping[str, Any]) -> dict[int, tuple[str, ...]]:
