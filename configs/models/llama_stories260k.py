@@ -15,7 +15,8 @@ def make():
     )  # fmt: skip
     network = LlamaForCausalLM(config).eval()
     network.generation_config.cache_implementation = "static"
-    return TorchExportableModuleWithStaticCache(network, batch_size=1, max_cache_len=CACHE, device="cpu")
+    device = torch.get_default_device()
+    return TorchExportableModuleWithStaticCache(network, batch_size=1, max_cache_len=CACHE, device=device)
 
 
 def tokens(count, start):

@@ -14,7 +14,7 @@ from ..quantized.embedding import on_ids
 from ..quantized.experts import on_rows as experts_on_rows
 from ..quantized.linear import on_rows
 from . import more_decompositions as more
-from . import order, pooling, scattering
+from . import order, patches, pooling, scattering
 from .grid_sampling import grid_sampler, grid_sampler_3d
 
 aten = torch.ops.aten
@@ -124,6 +124,7 @@ def on_cuda() -> dict[Any, Callable[..., Any]]:
         aten.baddbmm.default: more.addmm,
         aten.addbmm.default: more.addbmm,
         aten.index_put.default: scattering.index_put,
+        aten.convolution.default: patches.convolution,
         aten.avg_pool2d.default: pooling.average(2),
         aten.avg_pool3d.default: pooling.average(3),
         aten._adaptive_avg_pool2d.default: pooling.adaptive_average,

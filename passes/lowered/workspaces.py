@@ -18,7 +18,7 @@ MATMUL_LIMIT = 4 << 20
 """Most bytes offered to cuBLASLt for one product: enough for split-K of small products; the planner lets the
 workspace share its space with dead activations."""
 CONVOLUTION_LIMIT = 8 << 20
-"""Most bytes offered to cuDNN for one convolution; its engines that want more are left out."""
+"""Most bytes offered to cuDNN for one convolution beside `_relaid`; its engines that want more are left out."""
 
 _SLACK = 256 << 10
 """Counters, tables of offsets and padding, in every bound."""
@@ -31,6 +31,8 @@ _LEAST_DEPTH = 64
 """No split sums less of the inner dimension than this."""
 _CHANNELS = 8
 """Channels are padded to a multiple of this in other layouts."""
+_FEW_CHANNELS = 4
+"""Or of this, where there are fewer."""
 _WINOGRAD_IMAGE, _WINOGRAD_WEIGHT = 36 / 16, 36 / 9
 """What F(4x4, 3x3) makes of an image and of a weight."""
 
@@ -41,8 +43,27 @@ def workspace_of(call: Call, most: int | None = None) -> int:
     ``most`` replaces `MATMUL_LIMIT` and `CONVOLUTION_LIMIT`.
     """
     needs, limit = _NEEDS[call.function]
-    most, needed = limit if most is None else most, needs(call)
-    return most if needed is None else min(-(-(needed + _SLACK) // _GRAIN) * _GRAIN, most)
+    needed = needs(call)
+    if most is None:
+        most = max(limit, _rounded(_relaid(call))) if call.function == "convolution" else limit
+    return most if needed is None else min(_rounded(needed), most)
+
+
+def _rounded(needed: int) -> int:
+    return -(-(needed + _SLACK) // _GRAIN) * _GRAIN
+
+
+def _relaid(call: Call) -> int:
+    """Bytes of an image of few channels with those that the tensor cores want, however large it is.
+
+    On an H200 the first convolution of ResNet-18 took 81 us with the 12.3 MiB of 32 images of four channels,
+    in place of three, and 192 us without; for one image 0.4 MiB.
+    """
+    x = call.reads[0]
+    count, channels = _count(x), x.sizes[1]
+    if count is None or not isinstance(channels, int) or channels >= _CHANNELS or x.dtype.itemsize != 2:
+        return 0
+    return count // max(channels, 1) * -(-channels // _FEW_CHANNELS) * _FEW_CHANNELS * x.dtype.itemsize
 
 
 def _matmul(call: Call) -> int | None:

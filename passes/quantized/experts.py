@@ -25,7 +25,7 @@ from .tile import Tile, tile_text
 OPERATOR = "devplan.quantized_experts.default"
 MOST = 1023
 """Matrices that the kernels can tell apart."""
-_FEW_ROWS = 32
+_FEW_ROWS = 64
 """More are multiplied in blocks, and so are more than there are matrices, since some share one then."""
 
 _SELECT = """\

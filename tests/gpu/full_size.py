@@ -228,6 +228,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         weights: dict[str, Any] = {}
         for twin, method in zip(exact.methods, half.methods, strict=True):
             weights |= method.module.state_dict()
+            twin.module.to(torch.float32)  # a model may name its own type
             twin.module.load_state_dict(method.module.state_dict())
         begin = time.monotonic()
         with load_planned(result.planned, constants_with(result, weights), options.device) as program:

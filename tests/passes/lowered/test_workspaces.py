@@ -66,6 +66,16 @@ def test_a_convolution_gets_other_layouts_and_transforms() -> None:
     assert workspace_of(large) == CONVOLUTION_LIMIT
 
 
+def test_images_of_few_channels_get_a_layout_of_their_own_however_many_they_are() -> None:
+    def first(images: int) -> Call:
+        return convolution((images, 3, 224, 224), (64, 3, 7, 7), (images, 64, 112, 112))
+
+    four_channels = 32 * 4 * 224 * 224 * 2  # 12.3 MiB, and the least that the library's fast engine takes
+    assert four_channels <= workspace_of(first(32)) < four_channels + MIB
+    assert workspace_of(first(1)) == CONVOLUTION_LIMIT
+    assert workspace_of(first(32), MIB) == MIB
+
+
 def test_dynamic_sizes_get_the_limit_and_the_limit_can_be_lowered() -> None:
     n = Expr("n")
     assert workspace_of(matmul(n, 10, 512)) == MATMUL_LIMIT
