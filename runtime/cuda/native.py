@@ -48,8 +48,8 @@ def native_driver() -> NativeDriver | None:
         return None
 
 
-def map_library(path: Path, mode: int) -> None:
-    """Map a library outside Python's lock, which `ctypes.CDLL` holds while it maps."""
+def map_library(path: Path, mode: int) -> bool:
+    """Map a library outside Python's lock, which `ctypes.CDLL` holds meanwhile; whether that went well."""
     opens = ctypes.CDLL(None).dlopen
     opens.restype, opens.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
-    opens(os.fsencode(path), mode)
+    return bool(opens(os.fsencode(path), mode))

@@ -29,6 +29,8 @@ def load(name: str, title: str) -> tuple[ctypes.CDLL, str]:
         DeviceError: it is nowhere, with the command that installs it.
     """
     warm.wait_for_library(name)
+    if (mapped := warm.mapped_library(name)) is not None:  # and importing the pathfinder takes 40 ms
+        return ctypes.CDLL(mapped), mapped
     try:
         pathfinder: Any = importlib.import_module("cuda.pathfinder")
     except ImportError as error:

@@ -23,6 +23,7 @@ _DRIVER, _CUBLASLT, _CUDNN = "driver", "cublasLt", "cudnn"
 _begun: dict[str, threading.Thread] = {}
 _contexts: dict[int, int] = {}
 _taken: set[int] = set()
+_mapped: dict[str, str] = {}
 _lock = threading.Lock()
 
 
@@ -65,6 +66,11 @@ def wait_for_library(name: str) -> None:
     _wait(name)
 
 
+def mapped_library(name: str) -> str | None:
+    """The path of ``cublasLt`` where it was mapped from a wheel, to be asked for once it was waited for."""
+    return _mapped.get(name)
+
+
 def _begin(name: str, work: Callable[[], None]) -> None:
     with _lock:
         if name not in _begun:
@@ -98,7 +104,9 @@ def _prepare_cublaslt(ordinal: int, dtype: DType) -> None:
     path = find_cublaslt()
     if path is None:
         return
-    map_library(path, os.RTLD_NOW | os.RTLD_GLOBAL)
+    if not map_library(path, os.RTLD_NOW | os.RTLD_GLOBAL):
+        return  # who needs it says why
+    _mapped[_CUBLASLT] = str(path)
     _wait(f"context {ordinal}")
     context, driver = _contexts.get(ordinal), native_driver()
     if context is not None and driver is not None and driver.enter(context):

@@ -36,10 +36,22 @@ WRAPPED = {
     "cuda.staging": ("Staging._prepare",),
     "memory.shared": ("constant_addresses",),
     "engine": ("allocate_arenas",),
+    "devplan_cli.run_job": ("load_program", "gather_inputs", "_call", "_document", "_show"),
     "calls.caller": ("Caller._bind", "Caller.prepare"),
 }
-"""Functions under ``devplan.runtime``, where they are looked up."""
-IMPORTS = ("numpy", "cuda.bindings.driver", "cuda.pathfinder", "concurrent.futures", "devplan.runtime.engine")
+"""Functions under ``devplan.runtime``, or of the command, where they are looked up."""
+IMPORTS = (
+    "typer",
+    "pydantic",
+    "rich",
+    "devplan.devplan_cli.main",
+    "devplan.devplan_cli.run_job",
+    "numpy",
+    "cuda.bindings.driver",
+    "cuda.pathfinder",
+    "concurrent.futures",
+    "devplan.runtime.engine",
+)
 BARE = {
     "python -S -c pass": ["-S", "-c", "pass"],
     "python -c pass": ["-c", "pass"],
@@ -83,7 +95,7 @@ class Watcher(importlib.abc.MetaPathFinder):
         self._spans = spans
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        short = name.removeprefix("devplan.runtime.")
+        short = name.removeprefix("devplan.").removeprefix("runtime.")
         if name not in IMPORTS and short not in WRAPPED:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
@@ -136,6 +148,24 @@ def child(artifact: str, device: str, started: float) -> None:
         sys.stdout.flush()
 
 
+def command(artifact: str, device: str, started: float) -> None:
+    """One ``devplan run`` from its start to its end; prints its spans as JSON."""
+    spans = Spans(started)
+    spans.note("(python has started)", spans.now())
+    sys.meta_path.insert(0, Watcher(spans))
+    sys.argv = ["devplan", "run", artifact, "--device", device, "--quiet"]
+    from devplan.devplan_cli.__main__ import main as devplan
+
+    try:
+        devplan()
+    except SystemExit as end:
+        if end.code:
+            raise
+    spans.note("(first output)", spans.now())
+    print(json.dumps(spans.found))
+    sys.stdout.flush()
+
+
 def bare(arguments: list[str], repeat: int) -> float:
     """Median seconds of an interpreter."""
     times: list[float] = []
@@ -154,17 +184,20 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--no-bare", action="store_true", help="leave out the bare interpreters")
+    parser.add_argument("--command", action="store_true", help="`devplan run`, in place of `load` and a call")
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child is not None:
-        child(str(asked.artifact), asked.device, asked.child)
+        (command if asked.command else child)(str(asked.artifact), asked.device, asked.child)
         return 0
     runs: list[dict[str, Any]] = []
+    ended: list[float] = []
     for _ in range(asked.repeat):
-        command = [sys.executable, str(Path(__file__)), str(asked.artifact), "--device", asked.device]
-        done = subprocess.run(
-            [*command, "--child", repr(time.time())], capture_output=True, text=True, check=False
-        )
+        words = [sys.executable, str(Path(__file__)), str(asked.artifact), "--device", asked.device]
+        words += ["--command"] if asked.command else []
+        begin = time.time()
+        done = subprocess.run([*words, "--child", repr(begin)], capture_output=True, text=True, check=False)
+        ended.append(time.time() - begin)
         if done.returncode:
             print(done.stderr.strip().splitlines()[-1] if done.stderr else f"exit {done.returncode}")
             return 1
@@ -188,7 +221,8 @@ def main() -> int:
         print(f"{name:42}{begin:8.0f}{took:8.1f}{once}{count:7}  {thread}")
     first = [run["(first output)"]["begin"] * 1e3 for run in runs]
     print(
-        f"first output: least {min(first):.0f}, median {statistics.median(first):.0f}, most {max(first):.0f}"
+        f"first output: least {min(first):.0f}, median {statistics.median(first):.0f}, most {max(first):.0f};"
+        f" the process ends at {statistics.median(ended) * 1e3:.0f}"
     )
     return 0
 

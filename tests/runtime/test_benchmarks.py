@@ -27,7 +27,8 @@ def load(name: str) -> ModuleType:
 def test_the_timed_functions_are_where_a_cold_start_looks_them_up(
     module: str, names: tuple[str, ...]
 ) -> None:
-    home = importlib.import_module(f"devplan.runtime.{module}")
+    room = "" if module.startswith("devplan_cli.") else "runtime."
+    home = importlib.import_module(f"devplan.{room}{module}")
     for name in names:
         assert callable(reduce(getattr, name.split("."), home)), name
 
