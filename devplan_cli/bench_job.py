@@ -104,7 +104,8 @@ def view(document: dict[str, Any]) -> list[RenderableType]:
             latency.add_row(part, *(microseconds(numbers[p]) for p in points))
     memory = table("Memory", "part", "bytes>")
     for part, nbytes in document["memory"].items():
-        memory.add_row(part, "-" if nbytes is None else size(nbytes))
+        if nbytes is not None:  # which a device may not have, as the emulator has no streams
+            memory.add_row(part, size(nbytes))
     items: list[RenderableType] = [latency, "", memory]
     if "buckets" in document:
         items += ["", *buckets_view(document)]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..runtime.errors import DevplanError
+from ..runtime.errors import DevplanError, UsageError
 from . import bench, diff, doctor, export, inspect, run, tune, verify
 from .arguments import fill_optional_values
 from .failures import INTERRUPTED, report
@@ -74,9 +74,8 @@ def _call(words: list[str], *, as_json: bool, verbose: bool) -> int:
             return _broken_pipe()
         return report(_exited(error), as_json=as_json, verbose=verbose)
     except BaseException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            print(getattr(error, "message", ""), file=sys.stderr)
-            return 2
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed
+            error = UsageError("wrong usage", why="a verb is missing", hint="write `devplan export model.py`")
         return report(error, as_json=as_json, verbose=verbose)
     if result == INTERRUPTED:  # the parser has caught the interrupt
         return report(KeyboardInterrupt(), as_json=as_json, verbose=False)

@@ -90,7 +90,9 @@ def run_order(order: Order, output: Output) -> int:
         if order.outputs is not None:
             write_many(order.outputs, results)
         if order.profile is not None:
-            _write_profile(program, method, inputs, order.profile)
+            from ..runtime.measure.profile import write_trace
+
+            write_trace(program, method, inputs, order.profile)
         document = _document(program, method, results, seconds, [c for c, _ in comparisons])
     _show(document, comparisons, order, output)
     bad = [comparison for comparison, _ in comparisons if not comparison.equal]
@@ -227,6 +229,8 @@ def _show(
         output.show(f"{comparison.words()} ({tolerance})")
     if order.outputs is not None:
         output.say(f"wrote {order.outputs}")
+    if order.profile is not None:
+        output.say(f"wrote {order.profile}")
 
 
 def buckets_view(document: dict[str, Any]) -> list[RenderableType]:
@@ -251,11 +255,3 @@ def _raise_mismatch(bad: list[Comparison], order: Order, document: dict[str, Any
     what = f"`{order.artifact}` gives other results than `{order.expect}`"
     hint = "raise `--rtol` and `--atol` if that is near enough; bisect with `export --no-device-planning`"
     raise Differs(what, document, why=bad[0].words(), hint=hint)
-
-
-def _write_profile(program: LoadedProgram, method: LoadedMethod, inputs: dict[str, Any], path: Path) -> None:
-    try:
-        from ..runtime.measure.profile import write_trace
-    except ImportError as error:
-        raise ExecutionError("cannot write a profile", why="this build has no profiler") from error
-    write_trace(program, method, inputs, path)

@@ -171,7 +171,12 @@ def _read(setting: Setting, value: Any, shown: str) -> Any:
         return setting.kind.read(value)
     except ValueError as error:
         words = setting.kind.schema.get("enum", [])
-        raise UsageError(f"cannot use {shown}", why=str(error), hint=_close(str(value), words)) from error
+        meant = _ALSO_CALLED.get(str(value), str(value))
+        raise UsageError(f"cannot use {shown}", why=str(error), hint=_close(meant, words)) from error
+
+
+_ALSO_CALLED = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+"""What others call the types, so that the hint names the right one."""
 
 
 def _unknown(at: str, key: str, valid: tuple[str, ...]) -> str:
@@ -227,7 +232,9 @@ def _set_architectures(
             found.extend(present)
         elif known and name not in known:
             why = f"it is not known ({origin}); known are {', '.join(known)}"
-            raise UsageError(f"cannot use architecture `{name}`", why=why, hint=_close(name, known))
+            spelled = f"sm_{re.sub('[^0-9]', '', name)}"  # 90, 9.0, sm90 or compute_90
+            hint = f"did you mean `{spelled}`" if spelled in known else _close(name, known)
+            raise UsageError(f"cannot use architecture `{name}`", why=why, hint=hint)
         else:
             found.append(name)
     layers.values["export.arch"] = tuple(dict.fromkeys(found))

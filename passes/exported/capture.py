@@ -105,7 +105,7 @@ def grouped_experts(module: torch.nn.Module) -> Iterator[None]:
 
 def _refusal(method: str, error: BaseException) -> UnsupportedOperatorError:
     """The refusal for whatever `torch.export` raised."""
-    text = str(error).strip() or type(error).__name__
+    text = _CAUSES.sub("", str(error)).strip() or type(error).__name__
     lines = [line for line in text.splitlines() if line.strip()]
     operator = _operator(error)
     at = f", at operator `{operator}`" if operator else ""
@@ -120,6 +120,10 @@ def _refusal(method: str, error: BaseException) -> UnsupportedOperatorError:
         why=f"{type(error).__name__}: {' '.join(lines[:3])[:400]}{_user_line(error)}",
         hint=_hint(error, text),
     )
+
+
+_CAUSES = re.compile(r" *Caused by: \([^)]*\)\.?")
+"""Where torch says what asked for a number: shortened paths, of our files and torch's, too."""
 
 
 def _hint(error: BaseException, text: str) -> str:

@@ -48,7 +48,10 @@ def check_io(
                 hint="remove `--no-device-planning`, or `--io`, `--skip-h2d` and `--skip-d2h`",
             )
         if rule.method != "*" and rule.method not in methods:
-            raise UsageError(f"there is no method `{rule.method}`", hint=_choices(rule.method, methods))
+            owners = [name for name, found in methods.items() if rule.method in _names(found, rule)]
+            meant = [f"`{name}.{rule.method}`" for name in owners if rule.tensor == "*"]
+            hint = f"write {' or '.join(meant)}" if meant else _choices(rule.method, methods)
+            raise UsageError(f"there is no method `{rule.method}`", hint=hint)
         chosen = [s for name, s in methods.items() if rule.method in ("*", name)]
         names = dict.fromkeys(name for s in chosen for name in _names(s, rule))
         if rule.tensor != "*" and rule.tensor not in names:

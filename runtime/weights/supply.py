@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..dtypes import DType
-from ..errors import ArtifactError, UsageError
+from ..errors import UsageError
 from ..tensors.host import Array, HostTensor, is_native, numpy_dtype
 from .recipes import Part, Recipe
 
@@ -157,9 +157,9 @@ class Constants(Mapping[str, memoryview]):
         return len(dict.fromkeys((*self._windows, *self._recipes)))
 
 
-def missing_weights(recipe: Recipe) -> ArtifactError:
+def missing_weights(recipe: Recipe) -> UsageError:
     """The error of a program that is loaded without the weights that it was exported without."""
-    return ArtifactError(
+    return UsageError(
         "the artifact was exported without its weights",
         why=f"it needs `{recipe.names[0]}`",
         hint="give them: `--weights FILE.safetensors`",

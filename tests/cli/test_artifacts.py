@@ -206,6 +206,7 @@ def test_where_nothing_can_be_written_no_work_is_done(
 def test_a_profile_names_modules_and_has_a_row_per_stream(tiny: Made, tmp_path: Path) -> None:
     result = devplan("run", tiny.path, "--device", "emulator", "--profile", tmp_path / "trace.json")
     assert result.code == 0, result.err
+    assert result.last_line == f"wrote {tmp_path / 'trace.json'}"
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     slices = [event for event in events if event["ph"] == "X"]
@@ -267,6 +268,9 @@ def test_bench_measures_what_the_contract_names(tiny: Made) -> None:
     result = devplan("bench", tiny.path, "--repeat", 5, "--warmup", 1, "--json")
     assert result.code == 0, result.err
     check_schema(result.document, "bench")
+    unknown = {name for name, nbytes in result.document["memory"].items() if nbytes is None}
+    shown = devplan("bench", tiny.path, "--repeat", 2, "--warmup", 1)
+    assert "arena" in shown.out and unknown and not unknown & set(shown.out.split())
 
 
 def test_diff_of_an_artifact_and_itself_is_nothing(tiny: Made) -> None:

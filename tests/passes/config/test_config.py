@@ -193,6 +193,7 @@ def test_native_is_the_gpu_that_is_present() -> None:
 REFUSED = {
     "an unknown table": ("[exprot]\n", ["mine.toml:1", "did you mean `export`"]),
     "an unknown key": ("[export]\n\ndtyp = 1\n", ["mine.toml:3", "`dtyp`", "did you mean `dtype`"]),
+    "a word of others": ('[export]\ndtype = "bf16"\n', ["mine.toml:2", "did you mean `bfloat16`"]),
     "an unknown word": ('[export]\ndtype = "float61"\n', ["mine.toml:2", "did you mean `float16`"]),
     "a text for a bool": ('[plan]\nreorder = "no"\n', ["mine.toml:2", "expected true or false"]),
     "a text for a count": ('[export]\njobs = "2"\n', ["expected a whole number"]),
@@ -224,6 +225,13 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
         load_config(flags={"export.arch": "sm_91"}, architectures=("sm_80", "sm_90"))
     assert "known are sm_80, sm_90" in caught.value.line()
     assert "did you mean `sm_90`" in caught.value.line()
+
+
+@pytest.mark.parametrize("spelled", ["90", "9.0", "sm90", "compute_90", "sm_90a"])
+def test_an_architecture_that_is_spelled_otherwise_is_hinted_at(spelled: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_config(flags={"export.arch": spelled}, architectures=("sm_80", "sm_90"))
+    assert caught.value.hint == "did you mean `sm_90`"
 
 
 def test_device_io_without_device_planning_is_refused() -> None:

@@ -429,6 +429,7 @@ def test_a_method_or_tensor_that_does_not_exist_is_refused_with_the_valid_names(
         (IoRule("h2d", "device", "forward", "c"), "there is no input `c` of method `forward`", "`a`, `b`"),
         (IoRule("d2h", "device", "*", "a"), "there is no output `a`", "valid names: `t`"),
         (IoRule("both", "device", "*", "z"), "there is no input or output `z`", "`a`, `b`, `t`"),
+        (IoRule("both", "device", "a", "*"), "there is no method `a`", "write `forward.a`"),
     ]:
         with pytest.raises(UsageError) as caught:
             check_io(methods, [rule])

@@ -118,7 +118,7 @@ def test_an_artifact_without_weights_holds_none_of_them(tmp_path: Path) -> None:
     )
     assert len(artifact.constant_segment) < 512  # the table of 16 numbers, and padding
     artifact.verify_constants()
-    with pytest.raises(ArtifactError, match="without its weights"):
+    with pytest.raises(UsageError, match="without its weights"):
         load(tmp_path / "net.pte", "emulator")
 
 
