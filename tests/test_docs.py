@@ -19,10 +19,12 @@ PAGES = [
     "devplan_cli/model-file.md",
     "devplan_cli/ci.md",
     "passes/README.md",
+    "passes/operators.md",
     "planner/README.md",
     "runtime/README.md",
     "runtime/artifact/README.md",
     "tests/README.md",
+    "tests/zoo/README.md",
 ]
 NOT_HERE = ("pip install", "pytest", "python -m", "configs/models/")
 """What installs, tests itself, regenerates code, or needs packages that a test machine may lack."""
@@ -93,12 +95,12 @@ def test_every_command_of_the_pages_runs(folder: Path) -> None:
                 f"{page}: `{command}` ended with {result.returncode}: {result.stderr}"
             )
     assert (folder / "model.html").is_file() and (folder / "model.svg").is_file()
-    script = blocks("runtime/README.md", "python")[0]
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        cwd=folder, env=environment(folder), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    for script in (blocks("README.md", "python")[1], blocks("runtime/README.md", "python")[0]):
+        result = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            cwd=folder, env=environment(folder), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
 
 
 def test_the_pages_python_compiles() -> None:
