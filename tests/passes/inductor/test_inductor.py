@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from devplan.passes.inductor import lowering as inductor
+from devplan.passes.inductor.described_gpu import described_target
 from devplan.passes.tape import Alias, Allocate, ExternCall, KernelCall, Tape
 from devplan.passes.targets import TARGETS
 from devplan.runtime.expr import Expr
@@ -26,7 +27,7 @@ def lowered(
     graph = exported.graph_module
     examples = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
     shape_env = next(e.fake_mode.shape_env for e in examples if isinstance(e, torch.Tensor))
-    with inductor.described_target(TARGETS[on]):
+    with described_target(TARGETS[on]):
         traced, mode = inductor.trace_on_target(graph, examples, shape_env)
         fakes = [inductor.on_target(mode, e) for e in examples]
         return inductor.lower_graph(traced, fakes, mode)
@@ -84,7 +85,7 @@ def test_the_origin_of_a_step_names_module_operator_and_line() -> None:
 
 def test_the_described_gpu_is_gone_afterwards() -> None:
     before = torch.cuda.get_device_properties
-    with inductor.described_target(TARGETS["sm_90"]):
+    with described_target(TARGETS["sm_90"]):
         assert torch.cuda.get_device_properties(0).multi_processor_count == 132
         assert torch.cuda.get_device_capability() == (9, 0)
     assert torch.cuda.get_device_properties is before
@@ -93,7 +94,7 @@ def test_the_described_gpu_is_gone_afterwards() -> None:
 
 def test_the_described_gpu_is_gone_after_a_failure() -> None:
     before = torch.cuda.current_device
-    with pytest.raises(RuntimeError), inductor.described_target(TARGETS["sm_80"]):
+    with pytest.raises(RuntimeError), described_target(TARGETS["sm_80"]):
         raise RuntimeError
     assert torch.cuda.current_device is before
 
