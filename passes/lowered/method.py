@@ -239,14 +239,14 @@ class _MethodLowering:
         device: Device,
         index: int,
     ) -> list[str]:
-        from ..inductor import described_gpu
         from ..inductor import lowering as inductor
+        from ..inductor.described_gpu import described_target
 
         self._align_inputs(nodes)
         graph, inputs = self._extract(nodes, wanted, updates, torch.device("cuda", 0))
         shape_env = next(filter(None, map(_shape_env, graph.examples)), None)
         narrowing = Narrowing(shape_env, self._placed.symbols)
-        with described_gpu.described_target(self._how.target):
+        with described_target(self._how.target):
             fuse_cached_attention(graph.module)
             fuse_row_products(graph.module)
             fuse_linears(graph.module)

@@ -18,7 +18,7 @@ MATMUL_LIMIT = 4 << 20
 """Most bytes offered to cuBLASLt for one product: enough for split-K of small products; the planner lets the
 workspace share its space with dead activations."""
 CONVOLUTION_LIMIT = 8 << 20
-"""Most bytes offered to cuDNN for one convolution beside `_relaid`; its engines that want more are left out."""
+"""Most bytes offered to cuDNN for one convolution beside `_relaid`; engines that want more are left out."""
 
 _SLACK = 256 << 10
 """Counters, tables of offsets and padding, in every bound."""
