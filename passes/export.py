@@ -17,6 +17,7 @@ from ..runtime.weights.recipes import Recipe
 from ..runtime.weights.safetensors import StoredTensor, all_tensors, open_safetensors, weight_files
 from ..runtime.weights.supply import Supply
 from .base import Stage
+from .exported.boxes import pool_regions
 from .exported.buckets import Buckets, check_declared, method_buckets
 from .exported.capture import export_method
 from .exported.complex_pairs import split_complex
@@ -142,6 +143,7 @@ def _export_methods(source: ModelSource, options: ExportOptions, progress: Progr
                 methods.append(analyse(method, export_method(method)))
             split_complex(methods[-1])
             read_numbers(methods[-1])
+            pool_regions(methods[-1])
             pad_ragged(methods[-1])
             count_random(methods[-1], calls)
             methods[-1].notes = tuple(filter(None, [notes.get(method.name), kept_note(kept)]))

@@ -18,6 +18,7 @@ from ..size_arithmetic import is_dense
 from ..source.data_classes import known_results
 from ..source.frames import is_users
 from ..source.model import MethodSource
+from .boxes import traced_detection
 from .complex_pairs import has_complex
 from .data_loops import unrolled_loops
 from .data_turns import close_turns
@@ -67,6 +68,7 @@ def _as_tracing_needs(module: torch.nn.Module) -> Iterator[None]:
         known_results(module),
         passed_checks(),
         unasked_values(),
+        traced_detection(),
     ):
         yield
 

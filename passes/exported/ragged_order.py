@@ -18,7 +18,7 @@ def sort(call: Call) -> list[Any]:
     x, dim, descending = _asked(call)
     if dim != x.axis:
         return [Ragged(part, x.count, x.axis, x.most) for part in call.run()]
-    return [Ragged(part, x.count, x.axis, x.most) for part in _sorted(x, descending)]
+    return [Ragged(part, x.count, x.axis, x.most) for part in in_order(x, descending)]
 
 
 def argsort(call: Call) -> Ragged:
@@ -26,7 +26,7 @@ def argsort(call: Call) -> Ragged:
     x, dim, descending = _asked(call)
     if dim != x.axis:
         raise call.refuse()
-    return Ragged(_sorted(x, descending)[1], x.count, x.axis, x.most)
+    return Ragged(in_order(x, descending)[1], x.count, x.axis, x.most)
 
 
 def topk(call: Call) -> list[Any]:
@@ -39,7 +39,7 @@ def topk(call: Call) -> list[Any]:
         return [Ragged(part, x.count, x.axis, x.most) for part in call.run()]
     if any(isinstance(extent, torch.SymInt) for extent in x.data.shape) or x.data.size(x.axis) < k:
         raise call.refuse()
-    return [part.narrow(x.axis, 0, k) for part in _sorted(x, largest)]
+    return [part.narrow(x.axis, 0, k) for part in in_order(x, largest)]
 
 
 def _asked(call: Call) -> tuple[Ragged, int, bool]:
@@ -53,7 +53,7 @@ def _asked(call: Call) -> tuple[Ragged, int, bool]:
     return x, int(given.get("dim", -1)) % rank - rank, bool(given.get("descending", False))
 
 
-def _sorted(x: Ragged, descending: bool) -> tuple[Tensor, Tensor]:
+def in_order(x: Ragged, descending: bool) -> tuple[Tensor, Tensor]:
     """Stable, so that what is real comes before what is filled in and equal to it. NaN is the largest."""
     filled = x.filled(_last(x.data, descending))
     values, places = aten.sort.stable(filled, stable=True, dim=x.axis, descending=descending)

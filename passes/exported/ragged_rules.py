@@ -538,7 +538,17 @@ def _unique(call: Call) -> Any:
     return by_name.get(call.name, rules.unique_consecutive)(call)
 
 
+def _boxes(call: Call) -> Any:
+    from . import boxes
+
+    by_name = {"torchvision::nms": boxes.nms, "devplan::batched_nms": boxes.batched_nms}
+    return by_name.get(call.name, boxes.pooled)(call)
+
+
 _RULES: dict[str, Callable[[Call], Any]] = {
+    "torchvision::nms": _boxes,
+    "devplan::batched_nms": _boxes,
+    "devplan::roi_align": _boxes,
     "_unique2": _unique,
     "unique_dim": _unique,
     "unique_consecutive": _unique,

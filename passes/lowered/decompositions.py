@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..kernels import recurrent, small_matrices
+from ..kernels import boxes, recurrent, roi_align, small_matrices
 from ..kernels.attention import CAPPED, fused, in_four_dimensions, is_fusable
 from ..quantized.embedding import on_ids
 from ..quantized.experts import on_rows as experts_on_rows
@@ -168,6 +168,8 @@ def host_replacements() -> dict[Any, Callable[..., Any]]:
         **dict.fromkeys(_EMBEDDING_BAGS, more.embedding_bag),
         aten.embedding_bag.padding_idx: more.padded_embedding_bag,
         aten._grouped_mm.default: more.grouped_mm_on_host,
+        torch.ops.devplan.kept_boxes.default: boxes.kept,
+        torch.ops.devplan.roi_align.default: roi_align.pooled,
         torch.ops.devplan.eliminated.default: small_matrices.eliminated,
         torch.ops.devplan.cholesky.default: small_matrices.cholesky,
         aten.rnn_tanh.input: recurrent.simple(torch.tanh),

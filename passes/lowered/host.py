@@ -126,7 +126,7 @@ class HostLowering:
             raise UnsupportedOperatorError(
                 f"`{overload}` has no kernel on the host", why=str(origin_of([node]))
             )
-        target = _out_variant(overload)
+        target = _own_target(overload) or _out_variant(overload)
         if target is None:
             raise UnsupportedOperatorError(
                 f"operator `{overload}` cannot write into planned memory",
@@ -178,13 +178,20 @@ def _bound(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[A
     """The arguments in the out variant's schema order (without ``out``), defaults filled in."""
     packet = overload.overloadpacket
     given = dict(zip([a.name for a in arguments(overload)], args, strict=False)) | kwargs
-    out = getattr(packet, str(_out_variant(overload)).rsplit(".", 1)[-1])
+    out = overload
+    if not _own_target(overload):
+        out = getattr(packet, str(_out_variant(overload)).rsplit(".", 1)[-1])
     values: list[Any] = []
     for argument in arguments(out):
         if argument.is_out:
             continue
         values.append(given.get(argument.name, argument.default_value))
     return values
+
+
+def _own_target(overload: Any) -> str:
+    """``devplan::kept_boxes`` for an operator of ours; empty for others."""
+    return full_name(overload) if overload.namespace == "devplan" else ""
 
 
 def _writes(overload: Any) -> bool:

@@ -21,11 +21,13 @@ from ...runtime.program import (
 )
 from ..kernels import (
     attention,
+    boxes,
     cached_attention,
     depthwise,
     embedding_bag,
     grouped_product,
     recurrent_step,
+    roi_align,
     row_product,
     small_matrices,
     split_attention,
@@ -47,6 +49,7 @@ from .workspaces import workspace_of
 
 _OWN_KERNELS: dict[str, Callable[[ExternCall], Sequence[Allocate | OwnLaunch]]] = {
     attention.OPERATOR: split_attention.to_steps,
+    boxes.OPERATOR: boxes.to_steps,
     cached_attention.OPERATOR: split_attention.to_cached_steps,
     depthwise.OPERATOR: depthwise.to_steps,
     embedding_bag.OPERATOR: embedding_bag.to_steps,
@@ -58,6 +61,7 @@ _OWN_KERNELS: dict[str, Callable[[ExternCall], Sequence[Allocate | OwnLaunch]]] 
     quantized_matrix.OPERATOR: quantized_matrix.to_steps,
     quantized_row.OPERATOR: quantized_row.to_steps,
     recurrent_step.OPERATOR: recurrent_step.to_steps,
+    roi_align.OPERATOR: roi_align.to_steps,
     small_matrices.ELIMINATED: small_matrices.to_elimination,
     small_matrices.CHOLESKY: small_matrices.to_cholesky,
 }

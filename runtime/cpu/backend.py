@@ -9,6 +9,7 @@ from ..errors import DeviceError, ExecutionError, UsageError
 from ..program import CPU, Copy, CopyKind, Device, HostCall, Kernel, Launch, LibraryCall
 from ..tensors.host import array_at
 from .blocks import Blocks, copy_in, copy_out, set_bytes
+from .own import NAMESPACE, bind_own
 
 
 class CpuBackend:
@@ -74,6 +75,8 @@ class CpuBackend:
             raise DeviceError(
                 f"the host cannot run {type(instruction).__name__}", why=str(instruction.origin)
             )
+        if instruction.target.startswith(NAMESPACE):
+            return bind_own(instruction, operands, bindings)
         if not self._allow_torch_ops:
             raise UsageError(
                 f"`{instruction.target}` runs on the host through torch",
