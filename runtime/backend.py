@@ -18,6 +18,17 @@ Step = Callable[[], None]
 """A bound instruction: does its work (or enqueues it on the backend's stream) when called."""
 
 
+def in_a_row(steps: Sequence[Step]) -> Step:
+    """The steps as one that does them in order, for devices without graphs."""
+    held = tuple(steps)
+
+    def run() -> None:
+        for step in held:
+            step()
+
+    return run
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A value with its address: where its first element is, and its concrete shape (strides in elements)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .backend import DeviceArray, Operand, Step
+from .backend import DeviceArray, Operand, Step, in_a_row
 from .cpu.blocks import Blocks, copy_in, copy_out, set_bytes
 from .errors import DeviceError, ExecutionError, UsageError
 from .expr import evaluate
@@ -186,13 +186,7 @@ class RecordingBackend:
     def capture(self, steps: Sequence[Step]) -> Step:
         """One step that replays the given ones."""
         self._note(f"capture {len(steps)}")
-        held = tuple(steps)
-
-        def replay() -> None:
-            for step in held:
-                step()
-
-        return replay
+        return in_a_row(steps)
 
     def wrap(self, operand: Operand, release: Step, check: Step | None = None) -> DeviceArray:
         """A caller's tensor."""

@@ -20,7 +20,10 @@ def make():
 
 
 def tokens(count, start):
-    return {"input_ids": torch.arange(7, 7 + count)[None], "cache_position": torch.arange(start, start + count)}
+    return {
+        "input_ids": torch.arange(7, 7 + count)[None],
+        "cache_position": torch.arange(start, start + count),
+    }
 
 
 model = make()

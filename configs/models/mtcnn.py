@@ -26,10 +26,14 @@ class Net(nn.Module):
             inputs = outputs
         for name in (*dense, *heads):
             weight = loaded[f"{name}.weight"]
-            layer = nn.Conv2d(*weight.shape[1::-1], 1) if weight.dim() == 4 else nn.Linear(*weight.shape[::-1])
+            layer = (
+                nn.Conv2d(*weight.shape[1::-1], 1) if weight.dim() == 4 else nn.Linear(*weight.shape[::-1])
+            )
             self.add_module(name, layer)
         if dense:
-            self.add_module(f"prelu{len(convolutions) + 1}", nn.PReLU(self.get_submodule(dense[0]).out_features))
+            self.add_module(
+                f"prelu{len(convolutions) + 1}", nn.PReLU(self.get_submodule(dense[0]).out_features)
+            )
         self.load_state_dict(loaded)
 
     def forward(self, x):
@@ -46,7 +50,10 @@ class Net(nn.Module):
 pnet = Net("pnet.pt", [(10, 3, 2), (16, 3, 0), (32, 3, 0)], [], ["conv4_1", "conv4_2"]).eval()
 rnet = Net("rnet.pt", [(28, 3, 3), (48, 3, 3), (64, 2, 0)], ["dense4"], ["dense5_1", "dense5_2"]).eval()
 onet = Net(
-    "onet.pt", [(32, 3, 3), (64, 3, 3), (64, 3, 2), (128, 2, 0)], ["dense5"], ["dense6_1", "dense6_2", "dense6_3"]
+    "onet.pt",
+    [(32, 3, 3), (64, 3, 3), (64, 3, 2), (128, 2, 0)],
+    ["dense5"],
+    ["dense6_1", "dense6_2", "dense6_3"],
 ).eval()
 torch.manual_seed(0)
 methods = {

@@ -19,7 +19,10 @@ class Parakeet(torch.nn.Module):
         super().__init__()
         encoder = ParakeetEncoderConfig(**({"num_mel_bins": 128} if FULL else ENCODER))
         config = ParakeetTDTConfig(
-            vocab_size=VOCABULARY, decoder_hidden_size=HIDDEN, blank_token_id=VOCABULARY - 1, encoder_config=encoder
+            vocab_size=VOCABULARY,
+            decoder_hidden_size=HIDDEN,
+            blank_token_id=VOCABULARY - 1,
+            encoder_config=encoder,
         )
         self.network = ParakeetForTDT(config)
         self.mels = encoder.num_mel_bins
@@ -46,5 +49,8 @@ model = Parakeet().eval()
 methods = {
     "encode": {"function": model.encode, "example_inputs": (torch.randn(1, FRAMES, model.mels),)},
     "decode": {"function": model.decode, "example_inputs": (torch.tensor([[3]]),)},
-    "join": {"function": model.join, "example_inputs": (torch.randn(1, 1, HIDDEN), torch.randn(1, 1, HIDDEN))},
+    "join": {
+        "function": model.join,
+        "example_inputs": (torch.randn(1, 1, HIDDEN), torch.randn(1, 1, HIDDEN)),
+    },
 }

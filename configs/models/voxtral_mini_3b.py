@@ -10,7 +10,12 @@ AUDIO = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "n
 AUDIO |= {"num_mel_bins": 128, "max_source_positions": 48}
 TEXT = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256}
-FULL_TEXT = {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30, "num_attention_heads": 32}
+FULL_TEXT = {
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+}
 FULL_TEXT |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072}
 
 

@@ -16,7 +16,9 @@ SIZES = {  # width, heads, encoder layers, decoder layers, mel bins, encoder fra
     "full": (768, 12, 12, 12, 80, 1500, 51865),
     "turbo": (1280, 20, 32, 4, 128, 1500, 51866),
 }
-WIDTH, HEADS, ENCODER, DECODER, MELS, FRAMES, VOCABULARY = SIZES[os.environ.get("DEVPLAN_MODEL_SIZE", "small")]
+WIDTH, HEADS, ENCODER, DECODER, MELS, FRAMES, VOCABULARY = SIZES[
+    os.environ.get("DEVPLAN_MODEL_SIZE", "small")
+]
 CACHE = 448 if FRAMES == 1500 else 16
 
 
@@ -31,7 +33,12 @@ class Whisper(torch.nn.Module):
         )  # fmt: skip
         self.network = WhisperForConditionalGeneration(config)
         for index in range(DECODER):
-            for name, length in (("key", CACHE), ("value", CACHE), ("heard_key", FRAMES), ("heard_value", FRAMES)):
+            for name, length in (
+                ("key", CACHE),
+                ("value", CACHE),
+                ("heard_key", FRAMES),
+                ("heard_value", FRAMES),
+            ):
                 self.register_buffer(f"{name}_{index}", torch.zeros(1, HEADS, length, WIDTH // HEADS))
         self.register_buffer("position", torch.zeros(1, dtype=torch.long))
 

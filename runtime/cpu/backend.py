@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..backend import DeviceArray, Operand, Step
+from ..backend import DeviceArray, Operand, Step, in_a_row
 from ..errors import DeviceError, ExecutionError, UsageError
 from ..program import CPU, Copy, CopyKind, Device, HostCall, Kernel, Launch, LibraryCall
 from ..tensors.host import array_at
@@ -89,13 +89,7 @@ class CpuBackend:
 
     def capture(self, steps: Sequence[Step]) -> Step:
         """A loop."""
-        held = tuple(steps)
-
-        def run() -> None:
-            for step in held:
-                step()
-
-        return run
+        return in_a_row(steps)
 
     def wrap(self, operand: Operand, release: Step, check: Step | None = None) -> DeviceArray:
         """Host memory is handed out as arrays; this is never asked."""

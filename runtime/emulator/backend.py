@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..backend import DeviceArray, Operand, Step
+from ..backend import DeviceArray, Operand, Step, in_a_row
 from ..calls.binding import CopyTally
 from ..calls.host_io import HostEnd
 from ..cpu.backend import local_copy
@@ -265,13 +265,7 @@ class EmulatorBackend:
 
     def capture(self, steps: Sequence[Step]) -> Step:
         """A loop."""
-        held = tuple(steps)
-
-        def run() -> None:
-            for step in held:
-                step()
-
-        return run
+        return in_a_row(steps)
 
     # --- the caller's tensors ---------------------------------------------------------------------
 

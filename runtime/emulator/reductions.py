@@ -57,8 +57,7 @@ def largest(
     """The largest element, NaN ignored; with its index if asked for."""
     if return_indices:
         return _with_index(np.argmax, tensor, axis, keep_dims)
-    wide = _at_least_32_bits(tensor)
-    return reduce_with(np.fmax.reduce, wide, axis, keep_dims, wide.dtype)
+    return _extreme(np.fmax, tensor, axis, keep_dims)
 
 
 def smallest(
@@ -71,8 +70,12 @@ def smallest(
     """The smallest element, NaN ignored; with its index if asked for."""
     if return_indices:
         return _with_index(np.argmin, tensor, axis, keep_dims)
+    return _extreme(np.fmin, tensor, axis, keep_dims)
+
+
+def _extreme(choose: np.ufunc, tensor: Tensor, axis: int | None, keep_dims: bool) -> Tensor:
     wide = _at_least_32_bits(tensor)
-    return reduce_with(np.fmin.reduce, wide, axis, keep_dims, wide.dtype)
+    return reduce_with(choose.reduce, wide, axis, keep_dims, wide.dtype)
 
 
 def _without_bfloat16(tensor: Tensor) -> Tensor:

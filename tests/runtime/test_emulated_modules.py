@@ -5,7 +5,7 @@ The kernels are not compiled for a GPU here: only their sources and plans matter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,19 +16,10 @@ from devplan.runtime.dtypes import DType
 from devplan.runtime.program import Kernel, KernelParameter
 
 torch = pytest.importorskip("torch")
+from functions import Function  # noqa: E402
+
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 F = torch.nn.functional
-
-
-class Calls(torch.nn.Module):
-    """A function, and the modules it calls, as a module."""
-
-    def __init__(self, function: Callable[..., Any], *modules: Any) -> None:
-        super().__init__()
-        self.function, self.parts = function, torch.nn.ModuleList(modules)
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(*self.parts, *inputs)
 
 
 def without_code(specs: Sequence[Any], options: Any, progress: Any) -> tuple[Kernel, ...]:
@@ -85,44 +76,44 @@ def integers(high: int, *shape: int) -> Any:
 
 NN = torch.nn
 CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "layer norm": (Calls(lambda m, x: m(x), NN.LayerNorm(384)), (normal(4, 7, 384),)),
-    "softmax": (Calls(lambda x: x.softmax(-1)), (normal(5, 33, 129),)),
-    "long softmax": (Calls(lambda x: x.softmax(-1)), (normal(3, 9000),)),
-    "variance": (Calls(lambda x: torch.var_mean(x, dim=(0, 2, 3))), (normal(4, 6, 9, 9),)),
-    "max pool": (Calls(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)), (normal(2, 5, 13, 17),)),
-    "extremes": (Calls(lambda x: (x.argmax(-1), x.argmin(0), *x.max(1))), (normal(33, 70),)),
-    "embedding": (Calls(lambda m, i: m(i), NN.Embedding(100, 48)), (integers(100, 4, 9),)),
-    "concatenation": (Calls(lambda a, b: torch.cat([a * 2, b + 1], 1)), (normal(4, 5, 6), normal(4, 3, 6))),
+    "layer norm": (Function(lambda m, x: m(x), NN.LayerNorm(384)), (normal(4, 7, 384),)),
+    "softmax": (Function(lambda x: x.softmax(-1)), (normal(5, 33, 129),)),
+    "long softmax": (Function(lambda x: x.softmax(-1)), (normal(3, 9000),)),
+    "variance": (Function(lambda x: torch.var_mean(x, dim=(0, 2, 3))), (normal(4, 6, 9, 9),)),
+    "max pool": (Function(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)), (normal(2, 5, 13, 17),)),
+    "extremes": (Function(lambda x: (x.argmax(-1), x.argmin(0), *x.max(1))), (normal(33, 70),)),
+    "embedding": (Function(lambda m, i: m(i), NN.Embedding(100, 48)), (integers(100, 4, 9),)),
+    "concatenation": (Function(lambda a, b: torch.cat([a * 2, b + 1], 1)), (normal(4, 5, 6), normal(4, 3, 6))),
     "convolution": (
-        Calls(lambda c, n, x: n(c(x)).relu(), NN.Conv2d(5, 8, 3, 2, 1), NN.BatchNorm2d(8)),
+        Function(lambda c, n, x: n(c(x)).relu(), NN.Conv2d(5, 8, 3, 2, 1), NN.BatchNorm2d(8)),
         (normal(2, 5, 13, 17),),
     ),
     "transposed convolution": (
-        Calls(lambda c, x: c(x), NN.ConvTranspose2d(6, 4, 3, 2, 1, output_padding=1)),
+        Function(lambda c, x: c(x), NN.ConvTranspose2d(6, 4, 3, 2, 1, output_padding=1)),
         (normal(2, 6, 9, 11),),
     ),
     "activations": (
-        Calls(lambda x: (F.gelu(x), F.silu(x), F.mish(x), F.softplus(x), F.hardswish(x), F.elu(x))),
+        Function(lambda x: (F.gelu(x), F.silu(x), F.mish(x), F.softplus(x), F.hardswish(x), F.elu(x))),
         (normal(500),),
     ),
     "functions": (
-        Calls(lambda x: (x.exp(), x.tanh(), x.erf(), x.abs().log1p(), x.abs().rsqrt(), x.asinh(), x.lgamma())),
+        Function(lambda x: (x.exp(), x.tanh(), x.erf(), x.abs().log1p(), x.abs().rsqrt(), x.asinh(), x.lgamma())),
         (normal(300),),
     ),
     "integers": (
-        Calls(lambda a, b: (a // b, a % b, torch.div(a, b, rounding_mode="trunc"), a >> 1, a.float() / b)),
+        Function(lambda a, b: (a // b, a % b, torch.div(a, b, rounding_mode="trunc"), a >> 1, a.float() / b)),
         (integers(100, 64) - 50, integers(9, 64) + 1),
     ),
     "attention": (
-        Calls(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
+        Function(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
         (normal(2, 4, 33, 16), normal(2, 4, 33, 16) + 1, normal(2, 4, 33, 16) * 2),
     ),
     "scatter": (
-        Calls(lambda x, i, s: (x.scatter(1, i, s), x.index_copy(0, i[:3, 0] * 0 + 2, s[:3, :1] * x[:3]))),
+        Function(lambda x, i, s: (x.scatter(1, i, s), x.index_copy(0, i[:3, 0] * 0 + 2, s[:3, :1] * x[:3]))),
         (normal(9, 9), integers(9, 9, 1), normal(9, 1)),
     ),
-    "buckets": (Calls(lambda x, b: torch.bucketize(x, b)), (normal(50), torch.linspace(-2, 2, 11))),
-    "triangles": (Calls(lambda x: (x.tril(), x.triu(1) + torch.arange(8))), (normal(8, 8),)),
+    "buckets": (Function(lambda x, b: torch.bucketize(x, b)), (normal(50), torch.linspace(-2, 2, 11))),
+    "triangles": (Function(lambda x: (x.tril(), x.triu(1) + torch.arange(8))), (normal(8, 8),)),
 }  # fmt: skip
 
 
@@ -134,5 +125,7 @@ def test_float32_modules(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 3e-2), ("float16", 4e-3)])
 def test_half_precision(dtype: str, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = getattr(torch, dtype)
-    module = Calls(lambda m, x, y: (x * y, x @ y.T, F.gelu(x), m(x).softmax(-1)), NN.LayerNorm(40).to(kind))
+    module = Function(
+        lambda m, x, y: (x * y, x @ y.T, F.gelu(x), m(x).softmax(-1)), NN.LayerNorm(40).to(kind)
+    )
     check(module, (normal(33, 40, dtype=kind), normal(33, 40, dtype=kind) + 1), monkeypatch, tolerance)

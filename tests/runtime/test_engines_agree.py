@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,20 +28,11 @@ from devplan.runtime.tensors.host import contiguous_strides
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
+from functions import Function  # noqa: E402
+
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 F, NN = torch.nn.functional, torch.nn
 CUDA = Device("cuda", 0)
-
-
-class Calls(torch.nn.Module):
-    """A function, and the modules it calls, as a module."""
-
-    def __init__(self, function: Callable[..., Any], *modules: Any) -> None:
-        super().__init__()
-        self.function, self.parts = function, torch.nn.ModuleList(modules)
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(*self.parts, *inputs)
 
 
 class Cached(torch.nn.Module):
@@ -98,37 +89,37 @@ def integers(high: int, *shape: int) -> Any:
 
 HALF = torch.float16
 CASES: dict[str, tuple[Any, tuple[Any, ...], float]] = {
-    "layer norm": (Calls(lambda m, x: m(x), NN.LayerNorm(40)), (normal(2, 40),), 2e-5),
-    "looped variance": (Calls(lambda x: torch.var_mean(x, -1)), (normal(1, 2100),), 2e-5),
-    "softmax": (Calls(lambda x: x.softmax(-1)), (normal(3, 33),), 2e-5),
-    "activations": (Calls(lambda x: (F.gelu(x), F.silu(x), F.mish(x), F.elu(x))), (normal(200),), 2e-5),
-    "embedding": (Calls(lambda m, i: m(i), NN.Embedding(50, 24)), (integers(50, 3, 5),), 0.0),
+    "layer norm": (Function(lambda m, x: m(x), NN.LayerNorm(40)), (normal(2, 40),), 2e-5),
+    "looped variance": (Function(lambda x: torch.var_mean(x, -1)), (normal(1, 2100),), 2e-5),
+    "softmax": (Function(lambda x: x.softmax(-1)), (normal(3, 33),), 2e-5),
+    "activations": (Function(lambda x: (F.gelu(x), F.silu(x), F.mish(x), F.elu(x))), (normal(200),), 2e-5),
+    "embedding": (Function(lambda m, i: m(i), NN.Embedding(50, 24)), (integers(50, 3, 5),), 0.0),
     "max pool": (
-        Calls(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)),
+        Function(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)),
         (normal(1, 2, 9, 11),),
         0.0,
     ),
-    "running sums": (Calls(lambda x: (x.cumsum(-1), x.cumprod(-1))), (normal(3, 30),), 2e-5),
-    "sort": (Calls(lambda x: tuple(torch.sort(x, dim=-1, stable=True))), (normal(2, 30),), 0.0),
-    "extremes": (Calls(lambda x: (x.argmax(-1), x.argmin(-1), *x.max(-1))), (normal(3, 70),), 0.0),
+    "running sums": (Function(lambda x: (x.cumsum(-1), x.cumprod(-1))), (normal(3, 30),), 2e-5),
+    "sort": (Function(lambda x: tuple(torch.sort(x, dim=-1, stable=True))), (normal(2, 30),), 0.0),
+    "extremes": (Function(lambda x: (x.argmax(-1), x.argmin(-1), *x.max(-1))), (normal(3, 70),), 0.0),
     "integers": (
-        Calls(lambda a, b: (a // b, a % b, torch.div(a, b, rounding_mode="trunc"), a >> 1)),
+        Function(lambda a, b: (a // b, a % b, torch.div(a, b, rounding_mode="trunc"), a >> 1)),
         (integers(100, 64) - 50, integers(9, 64) + 1),
         0.0,
     ),
-    "buckets": (Calls(lambda x, b: torch.bucketize(x, b)), (normal(50), torch.linspace(-2, 2, 11)), 0.0),
+    "buckets": (Function(lambda x, b: torch.bucketize(x, b)), (normal(50), torch.linspace(-2, 2, 11)), 0.0),
     "convolution": (
-        Calls(lambda c, n, x: n(c(x)).relu(), NN.Conv2d(3, 4, 3, 2, 1), NN.BatchNorm2d(4)),
+        Function(lambda c, n, x: n(c(x)).relu(), NN.Conv2d(3, 4, 3, 2, 1), NN.BatchNorm2d(4)),
         (normal(1, 3, 9, 9),),
         2e-5,
     ),
     "attention": (
-        Calls(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
+        Function(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
         tuple(normal(1, 2, 33, 16, dtype=HALF) + HALF_STEP for HALF_STEP in (0, 1, 2)),
         4e-3,
     ),
     "split attention": (
-        Calls(lambda q, k, v: F.scaled_dot_product_attention(q, k, v)),
+        Function(lambda q, k, v: F.scaled_dot_product_attention(q, k, v)),
         (
             normal(1, 2, 1, 32, dtype=HALF),
             normal(1, 2, 300, 32, dtype=HALF),
@@ -147,7 +138,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], float]] = {
         4e-3,
     ),
     "depthwise": (
-        Calls(lambda c, x: c(x).relu(), NN.Conv2d(16, 16, 3, 1, 1, groups=16).to(HALF)),
+        Function(lambda c, x: c(x).relu(), NN.Conv2d(16, 16, 3, 1, 1, groups=16).to(HALF)),
         (normal(1, 16, 6, 6, dtype=HALF),),
         4e-3,
     ),
@@ -308,7 +299,7 @@ def test_the_process_keeps_its_own_triton() -> None:
 def test_a_missing_triton_is_told_with_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     from devplan.runtime.emulator import triton_copy
 
-    result = exported(Calls(lambda x: x + 1), (normal(4),), monkeypatch)
+    result = exported(Function(lambda x: x + 1), (normal(4),), monkeypatch)
     triton_copy.interpreter.cache_clear()
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(DeviceError) as caught:

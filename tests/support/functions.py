@@ -12,14 +12,14 @@ from devplan.tests.zoo.measure import Row, measure
 
 
 class Function(torch.nn.Module):
-    """A function of tensors as a module."""
+    """A function of tensors as a module; the modules that it takes in front of them are its parts."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *parts: torch.nn.Module) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.parts = function, torch.nn.ModuleList(parts)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        return self.function(*tensors)
+        return self.function(*self.parts, *tensors)
 
 
 def against_eager(function: Callable[..., Any], *inputs: torch.Tensor) -> Row:
