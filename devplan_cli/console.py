@@ -30,6 +30,11 @@ class Output:
     verbose: bool = False
     progress: bool = True
 
+    @property
+    def tells_results(self) -> bool:
+        """Whether anything of a result is printed, as a document or for a person."""
+        return self.json or not self.quiet
+
     def say(self, text: str) -> None:
         """A line for a person on standard error."""
         if not self.quiet:

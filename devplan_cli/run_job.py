@@ -93,8 +93,11 @@ def run_order(order: Order, output: Output) -> int:
             from ..runtime.measure.profile import write_trace
 
             write_trace(program, method, inputs, order.profile)
-        document = _document(program, method, results, seconds, [c for c, _ in comparisons])
-    _show(document, comparisons, order, output)
+        document = dict[str, Any]()
+        if output.tells_results or comparisons:
+            document = _document(program, method, results, seconds, [c for c, _ in comparisons])
+    if document:
+        _show(document, comparisons, order, output)
     bad = [comparison for comparison, _ in comparisons if not comparison.equal]
     if bad:
         _raise_mismatch(bad, order, document)
