@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.errors import UsageError
-from . import flags
+from . import export_flags, flags
 from .artifacts import check_targets
 from .console import Output
 from .streams import write_document_text
@@ -29,234 +27,43 @@ devplan export model.py --buckets batch=1,8,32
 
 devplan export model.py --config low-memory --print-config
 """
-_WHAT, _IO, _PLAN = "What and for what", "Inputs and outputs", "Planning"
-_CODE, _BUDGET, _AFTER = "Constants and code", "Budgets: over one, nothing is written (code 5)", "Afterwards"
-
-Text = str | None
-
-
-def _option(*names: str, metavar: str = "", help: str, panel: str | None = None) -> Any:
-    return typer.Option(*names, metavar=metavar or None, help=help, show_default=False, rich_help_panel=panel)
 
 
 def export(
-    source: Annotated[
-        Text,
-        typer.Argument(metavar="SOURCE", help="model.py, model.py:NAME, package.module:NAME or program.pt2"),
-    ] = None,
-    output: Annotated[
-        Text,
-        _option(
-            "--output", "-o", metavar="FILE", help="The artifact; NAME.pte here if left out.", panel=_WHAT
-        ),
-    ] = None,
-    config: Annotated[
-        Text,
-        _option(
-            "--config", metavar="FILE", help="A TOML file, or the name of one of `configs/`.", panel=_WHAT
-        ),
-    ] = None,
-    device: Annotated[
-        Text,
-        _option(
-            "--device",
-            metavar="DEVICE",
-            help="cuda or cpu: where the graph is placed; `cuda` if left out.",
-            panel=_WHAT,
-        ),
-    ] = None,
-    dtype: Annotated[
-        Text,
-        _option(
-            "--dtype",
-            metavar="TYPE",
-            help="float32, bfloat16 or float16: cast parameters and floating inputs.",
-            panel=_WHAT,
-        ),
-    ] = None,
-    quantize: Annotated[
-        Text,
-        _option(
-            "--quantize",
-            metavar="SCHEME",
-            help="int8-weight-only or int4-weight-only[:GROUP]: round the weights of linear layers.",
-            panel=_WHAT,
-        ),
-    ] = None,
-    arch: Annotated[
-        Text,
-        _option(
-            "--arch",
-            metavar="LIST",
-            help="sm_80,sm_90,... or native; the GPU present, else sm_80,sm_90, if left out.",
-            panel=_WHAT,
-        ),
-    ] = None,
-    io: Annotated[
-        list[str] | None,
-        _option(
-            "--io",
-            metavar="RULE",
-            help="host, device or METHOD.TENSOR=device: where callers keep them; repeatable.",
-            panel=_IO,
-        ),
-    ] = None,
-    skip_h2d: Annotated[
-        list[str] | None,
-        _option(
-            "--skip-h2d",
-            metavar="[METHOD[.INPUT]]",
-            help="Take these inputs (all, without a value) on the device.",
-            panel=_IO,
-        ),
-    ] = None,
-    skip_d2h: Annotated[
-        list[str] | None,
-        _option(
-            "--skip-d2h",
-            metavar="[METHOD[.OUTPUT]]",
-            help="Leave these outputs (all, without a value) on the device.",
-            panel=_IO,
-        ),
-    ] = None,
-    buckets: Annotated[
-        list[str] | None,
-        _option(
-            "--buckets",
-            metavar="RULE",
-            help="DIM=1,8,32: sizes of a dynamic dimension with a plan and a CUDA graph of"
-            " their own; repeatable. DIM is a Dim's name or INPUT:NUMBER.",
-            panel=_PLAN,
-        ),
-    ] = None,
-    device_planning: Annotated[
-        bool | None,
-        _option(
-            "--device-planning/--no-device-planning",
-            help="Static device arenas, or allocation at run time.",
-            panel=_PLAN,
-        ),
-    ] = None,
-    planning_effort: Annotated[
-        Text,
-        _option(
-            "--planning-effort",
-            metavar="EFFORT",
-            help="fast, default or max: how long to search for a smaller arena.",
-            panel=_PLAN,
-        ),
-    ] = None,
-    reorder: Annotated[
-        bool | None,
-        _option(
-            "--reorder/--no-reorder", help="Reorder instructions where that lowers the peak.", panel=_PLAN
-        ),
-    ] = None,
-    weights: Annotated[
-        Text,
-        _option(
-            "--weights",
-            metavar="PLACE",
-            help="embed, external, reference or none: where weights are kept. The last two build the model "
-            "without weights, however large.",
-            panel=_CODE,
-        ),
-    ] = None,
-    weights_file: Annotated[
-        list[str] | None,
-        _option(
-            "--weights-file",
-            metavar="FILE",
-            help="A safetensors file, or a folder of them, for `reference`; repeatable.",
-            panel=_CODE,
-        ),
-    ] = None,
-    library_calls: Annotated[
-        bool | None,
-        _option(
-            "--library-calls/--no-library-calls",
-            help="Use cuBLASLt and cuDNN, or kernels only: then nothing but the driver is needed.",
-            panel=_CODE,
-        ),
-    ] = None,
-    library_workspace: Annotated[
-        Text,
-        _option(
-            "--library-workspace",
-            metavar="SIZE",
-            help="Most memory reserved for one call of a library, which chooses its algorithm within it.  "
-            "[default: 4MiB for a product, 8MiB for a convolution]",
-            panel=_CODE,
-        ),
-    ] = None,
-    tuning: Annotated[
-        Text,
-        _option(
-            "--tuning",
-            metavar="FILE.json",
-            help="Compile kernels, and choose algorithms of libraries, as `devplan tune` found best.",
-            panel=_CODE,
-        ),
-    ] = None,
-    allow_host_ops: Annotated[
-        bool | None,
-        _option(
-            "--allow-host-ops", help="Let operators that the device cannot run run on the host.", panel=_CODE
-        ),
-    ] = None,
-    allow_tf32: Annotated[
-        bool | None, _option("--allow-tf32", help="Let float32 products use TF32.", panel=_CODE)
-    ] = None,
-    jobs: Annotated[
-        int | None, _option("--jobs", "-j", metavar="N", help="Processes that compile kernels.", panel=_CODE)
-    ] = None,
-    memory_budget: Annotated[
-        Text,
-        _option("--memory-budget", metavar="SIZE", help="Most planned device memory.", panel=_BUDGET),
-    ] = None,
-    max_artifact_size: Annotated[
-        Text,
-        _option("--max-artifact-size", metavar="SIZE", help="Most bytes of the artifact.", panel=_BUDGET),
-    ] = None,
-    max_copies: Annotated[
-        int | None,
-        _option("--max-copies", metavar="N", help="Most copies of all methods.", panel=_BUDGET),
-    ] = None,
-    fail_on_copy: Annotated[
-        bool | None, _option("--fail-on-copy", help="The same as `--max-copies 0`.", panel=_BUDGET)
-    ] = None,
-    check: Annotated[
-        bool | None, _option("--check", help="Run `verify` on the result before it is written.", panel=_AFTER)
-    ] = None,
-    report: Annotated[
-        Text,
-        _option("--report", metavar="FILE.html", help="Write the memory timeline as a page.", panel=_AFTER),
-    ] = None,
-    explain: Annotated[
-        bool,
-        _option(
-            "--explain",
-            help="Print what each pass did, where each operator was placed and why, and every copy.",
-            panel=_AFTER,
-        ),
-    ] = False,
-    print_config: Annotated[
-        bool,
-        _option(
-            "--print-config",
-            help="Print the configuration with the origin of each value, and stop.",
-            panel=_AFTER,
-        ),
-    ] = False,
+    source: export_flags.Source = None,
+    output: export_flags.Output = None,
+    config: export_flags.Config = None,
+    device: export_flags.Device = None,
+    dtype: export_flags.Dtype = None,
+    quantize: export_flags.Quantize = None,
+    arch: export_flags.Arch = None,
+    io: export_flags.Io = None,
+    skip_h2d: export_flags.SkipH2d = None,
+    skip_d2h: export_flags.SkipD2h = None,
+    buckets: export_flags.Buckets = None,
+    device_planning: export_flags.DevicePlanning = None,
+    planning_effort: export_flags.PlanningEffort = None,
+    reorder: export_flags.Reorder = None,
+    weights: export_flags.Weights = None,
+    weights_file: export_flags.WeightsFile = None,
+    library_calls: export_flags.LibraryCalls = None,
+    library_workspace: export_flags.LibraryWorkspace = None,
+    tuning: export_flags.Tuning = None,
+    allow_host_ops: export_flags.AllowHostOps = None,
+    allow_tf32: export_flags.AllowTf32 = None,
+    jobs: export_flags.Jobs = None,
+    memory_budget: export_flags.MemoryBudget = None,
+    max_artifact_size: export_flags.MaxArtifactSize = None,
+    max_copies: export_flags.MaxCopies = None,
+    fail_on_copy: export_flags.FailOnCopy = None,
+    check: export_flags.Check = None,
+    report: export_flags.Report = None,
+    explain: export_flags.Explain = False,
+    print_config: export_flags.PrintConfig = False,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
     verbose: flags.Verbose = False,
-    no_progress: Annotated[
-        bool,
-        typer.Option(
-            "--no-progress", help="Plain lines instead of progress bars.", rich_help_panel="Printing"
-        ),
-    ] = False,
+    no_progress: export_flags.NoProgress = False,
 ) -> int:
     """Export a model to an artifact that runs without torch, on a machine without a GPU."""
     started = time.perf_counter()
