@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,9 @@ from .boxes import traced_detection
 from .complex_pairs import has_complex
 from .data_loops import unrolled_loops
 from .data_turns import close_turns
+from .deferred_checks import traced_for_range
 from .directed_accesses import directed_accesses
+from .kept_numbers import kept_numbers
 from .lifted_tensors import merge_lifted_tensors
 from .module_casts import traced_casts
 from .raised_checks import passed_checks
@@ -36,10 +39,8 @@ def export_method(method: MethodSource) -> torch.export.ExportedProgram:
         return ready
     args, kwargs = pytree.tree_map(_dense, (method.args, method.kwargs))
     try:
-        with torch.no_grad(), _as_tracing_needs(method.module):
-            exported: torch.export.ExportedProgram = torch.export.export(
-                method.module, args, kwargs, dynamic_shapes=method.dynamic_shapes, strict=False
-            )
+        with torch.no_grad(), kept_numbers(), _as_tracing_needs(method.module):
+            exported = traced_for_range(partial(_traced, method, args, kwargs))
             close_turns(exported)
             merge_lifted_tensors(exported)
             functional: torch.export.ExportedProgram = exported.run_decompositions({})
@@ -48,6 +49,19 @@ def export_method(method: MethodSource) -> torch.export.ExportedProgram:
         raise
     except (Exception, SystemExit) as error:
         raise _refusal(method.name, error) from error
+
+
+def _traced(method: MethodSource, args: Any, kwargs: Any, puts_off: bool) -> torch.export.ExportedProgram:
+    """The method through torch; ``puts_off`` makes checks of conditions that it cannot prove."""
+    exported: torch.export.ExportedProgram = torch.export.export(
+        method.module,
+        args,
+        kwargs,
+        dynamic_shapes=method.dynamic_shapes,
+        strict=False,
+        prefer_deferred_runtime_asserts_over_guards=puts_off,
+    )
+    return exported
 
 
 def _dense(value: Any) -> Any:
@@ -134,6 +148,10 @@ def _hint(error: BaseException, text: str) -> str:
             "what runs, and how much of it, must not depend on data: use `torch.cond`, `torch.where`, a mask "
             "or `torch.nonzero_static`"
         )
+    if "Constraints violated" in text:
+        found = re.search(r"Suggested fixes:\n\s*(.+)", text)
+        smaller = f"`{found[1].strip()}`, say" if found else "or a size for each artifact"
+        return f"the model asks about this size and goes on otherwise: declare a smaller range, {smaller}"
     if "ScriptModule" in text:
         return "export the module that was scripted or traced"
     if "cuda" in text.lower() and any(words in text for words in _NO_GPU):

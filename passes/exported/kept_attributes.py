@@ -48,5 +48,6 @@ def kept_note(names: list[str]) -> str:
     """What a person should know of them; empty where there are none."""
     if not names:
         return ""
+    names = list(dict.fromkeys(names))  # a method may be traced twice
     shown = ", ".join(f"`{name}`" for name in names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
     return f"the model sets {shown} on itself while it runs, which no later call sees; buffers are kept"

@@ -7,7 +7,7 @@ holds for the sizes that meet the condition alone, and nothing else says so.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -38,10 +38,9 @@ class Narrowing:
         names = [str(symbol) for symbol in condition.free_symbols]
         if isinstance(condition, sympy.Ne) or not names or not set(names) <= set(self._symbols):
             return  # the general case was chosen
-        for sizes in _sizes([self._symbols[name] for name in names]):
-            values = dict(zip(names, sizes, strict=True))
-            if condition.subs({s: values[str(s)] for s in condition.free_symbols}) == sympy.false:
-                self._refuse(names, values, condition, where)
+        values = excluded_sizes(condition, self._symbols)
+        if values is not None:
+            self._refuse(names, values, condition, where)
 
     def _refuse(self, names: Sequence[str], values: dict[str, int], condition: Any, where: str) -> None:
         first = self._symbols[names[0]]
@@ -53,6 +52,16 @@ class Narrowing:
             why=f"{where} was made for `{text}`, which does not hold for size {values[names[0]]}",
             hint="declare a smaller range, or export one artifact for each size",
         )
+
+
+def excluded_sizes(condition: Any, symbols: Mapping[str, Symbol]) -> dict[str, int] | None:
+    """The first declared sizes, by the names of their symbols, for which a condition is false."""
+    names = [str(symbol) for symbol in condition.free_symbols]
+    for sizes in _sizes([symbols[name] for name in names]):
+        values = dict(zip(names, sizes, strict=True))
+        if condition.subs({s: values[str(s)] for s in condition.free_symbols}) == sympy.false:
+            return values
+    return None
 
 
 def _sizes(symbols: Sequence[Symbol]) -> Iterable[tuple[int, ...]]:

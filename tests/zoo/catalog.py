@@ -8,11 +8,13 @@ from pathlib import Path
 from devplan.passes.source.model import ModelSource
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
-TIMM_COUNT, TRANSFORMERS_COUNT = 60, 40
+TIMM_COUNT, SECOND_COUNT, TRANSFORMERS_COUNT = 60, 40, 40
 FURTHER_COUNT = 12
 """How many a sampled group has in its second sample, drawn from what the first one left."""
 FURTHER = "_further"
 """The end of the name of a second sample."""
+OFFSET = "+"
+"""In ``transformers+8``: each place of the first sample, and eight names behind it."""
 
 
 def names(group: str) -> list[str]:
@@ -23,16 +25,24 @@ def names(group: str) -> list[str]:
         from .torchvision_models import families as of_torchvision
 
         return of_torchvision()
-    if group.removesuffix(FURTHER) in _SAMPLED:
+    if _kind(group) in _SAMPLED:
         return _sampled(group)
     groups = [name + end for name in _SAMPLED for end in ("", FURTHER)]
     raise SystemExit(f"unknown group `{group}`; groups are models, torchvision, {', '.join(groups)}")
 
 
+def _kind(group: str) -> str:
+    """The group without the words that say which of its samples is meant."""
+    return group.partition(OFFSET)[0].removesuffix(FURTHER)
+
+
 def _sampled(group: str) -> list[str]:
-    """The first sample of a group, or the second, of what is not in the first."""
-    listed, count = _SAMPLED[group.removesuffix(FURTHER)]
+    """The first sample of a group, the one behind it by an offset, or the second, of what is not in the first."""
+    listed, count = _SAMPLED[_kind(group)]
     ordered = listed()
+    offset = group.partition(OFFSET)[2]
+    if offset:
+        return sample(ordered, count, int(offset))
     first = sample(ordered, count)
     if not group.endswith(FURTHER):
         return first
@@ -45,6 +55,12 @@ def _timm() -> list[str]:
     return families()
 
 
+def _timm_second() -> list[str]:
+    from .timm_models import families
+
+    return families(place=1)
+
+
 def _transformers() -> list[str]:
     from .transformers_models import architectures
 
@@ -53,15 +69,16 @@ def _transformers() -> list[str]:
 
 _SAMPLED: dict[str, tuple[Callable[[], list[str]], int]] = {
     "timm": (_timm, TIMM_COUNT),
+    "timm_second": (_timm_second, SECOND_COUNT),
     "transformers": (_transformers, TRANSFORMERS_COUNT),
 }
 
 
-def sample(ordered: Sequence[str], count: int) -> list[str]:
-    """``count`` of the names, evenly by their order."""
+def sample(ordered: Sequence[str], count: int, offset: int = 0) -> list[str]:
+    """``count`` of the names, evenly by their order, each ``offset`` names later."""
     if len(ordered) <= count:
         return list(ordered)
-    return [ordered[index * len(ordered) // count] for index in range(count)]
+    return [ordered[(index * len(ordered) // count + offset) % len(ordered)] for index in range(count)]
 
 
 def build(group: str, name: str) -> ModelSource:
@@ -74,10 +91,10 @@ def build(group: str, name: str) -> ModelSource:
         from .torchvision_models import build as build_torchvision
 
         return build_torchvision(name)
-    if group.removesuffix(FURTHER) == "timm":
+    if _kind(group) in ("timm", "timm_second"):
         from .timm_models import build as build_timm
 
-        return build_timm(name)
+        return build_timm(name, place=int(_kind(group) == "timm_second"))
     from .transformers_models import build as build_transformers
 
     return build_transformers(name)

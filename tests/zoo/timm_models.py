@@ -38,15 +38,19 @@ def _timm() -> Any:
     return timm
 
 
-def families() -> list[str]:
-    """Modules of timm that register models."""
-    return sorted(_timm().list_modules())
-
-
-def build(family: str) -> ModelSource:
-    """The family's model whose name sounds smallest, at 96 pixels where it allows that, else at its own size."""
+def families(place: int = 0) -> list[str]:
+    """Modules of timm that register more than ``place`` models."""
     timm = _timm()
-    name = min(timm.list_models(module=family), key=_rank)
+    return [name for name in sorted(timm.list_modules()) if len(timm.list_models(module=name)) > place]
+
+
+def build(family: str, place: int = 0) -> ModelSource:
+    """The family's model whose name sounds smallest (``place`` 1: the one after it), at 96 pixels if it can be.
+
+    What does not allow that is built at its own size.
+    """
+    timm = _timm()
+    name = sorted(timm.list_models(module=family), key=_rank)[place]
     torch.manual_seed(0)
     network = timm.create_model(name, pretrained=False, num_classes=10).eval()
     channels, *size = network.default_cfg["input_size"]
