@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+import devplan
 from devplan.devplan_cli.console import Output
 from devplan.devplan_cli.tune_job import Wanted, run_tuning
 from devplan.runtime.artifact import write
@@ -84,6 +86,13 @@ def wanted(artifact: Path, **changed: Any) -> Wanted:
     return replace(asked, **changed)
 
 
+def of_schema(document: Any) -> Any:
+    """The document, as the committed schema has it."""
+    schema = Path(devplan.__file__).parent / "devplan_cli" / "schemas" / "tune.schema.json"
+    jsonschema.validate(document, json.loads(schema.read_text()))
+    return document
+
+
 def test_the_best_configuration_is_written_for_exports(artifact: Path, capsys: Any) -> None:
     assert run_tuning(wanted(artifact), Output(False, False, False)) == 0
     tuning = Tuning.read(artifact.with_name("gpu.json"))
@@ -100,7 +109,7 @@ def test_the_best_configuration_is_written_for_exports(artifact: Path, capsys: A
 
 def test_the_document_has_all_that_was_measured(artifact: Path, capsys: Any) -> None:
     assert run_tuning(wanted(artifact), Output(True, False, False)) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = of_schema(json.loads(capsys.readouterr().out))
     (kernel,) = document["kernels"]
     assert kernel["chosen"] == {"num_warps": 2, "num_stages": 1} and kernel["candidates"] == 2
     assert (kernel["first_us"], kernel["best_us"]) == (pytest.approx(4), pytest.approx(2))
@@ -150,7 +159,7 @@ def test_library_calls_are_measured_at_the_bound_and_at_each_bucket(
     path = written(program, tmp_path, buckets=[(2,), (4,)])
     monkeypatch.setattr(cuda_backend.CudaBackend, "timeline", second_is_best)
     assert run_tuning(wanted(path), Output(True, False, False)) == 0
-    calls = json.loads(capsys.readouterr().out)["calls"]
+    calls = of_schema(json.loads(capsys.readouterr().out))["calls"]
     assert [call["key"].split()[1] for call in calls] == ["1x8x8x4", "1x2x2x4", "1x4x4x4"]
     tuning = Tuning.read(tmp_path / "gpu.json")
     assert list(tuning.algorithms.values()) == [1, 1, 1] and tuning.versions == {"cublaslt": 130100}
