@@ -86,12 +86,15 @@ class Contents:
         tensor = self.tensors[name]
         return Recipe(self.parts[name], to_dtype(tensor.dtype), tuple(tensor.shape), dense_strides(tensor))
 
-    def lay_out_channels_last(self, name: str) -> bool:
-        """Store a 3-D or 4-D constant channels-last, unless something else reads it in the layout it has."""
+    def lay_out_channels_last(self, name: str, dimension: int = 1) -> bool:
+        """Store a 3-D or 4-D constant channels-last, unless something else reads it in the layout it has.
+
+        Channels are ``dimension``: 1, or 0 for the weights of a depthwise convolution.
+        """
         tensor = self.tensors[name]
         if self.readers.get(name, 0) != 1 or name in self.state:
             return False
-        self.tensors[name] = channels_last(tensor)
+        self.tensors[name] = channels_last(tensor, dimension)
         self.digests.pop(name, None)
         return True
 
@@ -100,10 +103,10 @@ class Contents:
         return tensor_bytes(self.tensors[name])
 
 
-def channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor [N, C, W] or [N, C, H, W] whose dimension 1 is the densest."""
-    if tensor.dim() == 3:
-        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+def channels_last(tensor: torch.Tensor, dimension: int = 1) -> torch.Tensor:
+    """A tensor [N, C, W] or [N, C, H, W] whose dimension 1, or another, is the densest."""
+    if tensor.dim() == 3 or dimension != 1:
+        return tensor.movedim(dimension, -1).contiguous().movedim(-1, dimension)
     return tensor.contiguous(memory_format=torch.channels_last)
 
 

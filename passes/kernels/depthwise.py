@@ -2,11 +2,13 @@
 
 Libraries run one as a grouped convolution with as many groups as channels, which on an H200 took 7 to 12
 microseconds where the bytes need less than two. Each program computes a block of pixels by a block of
-channels; the taps are unrolled, neighbouring channels are neighbouring lanes.
+channels; the taps are unrolled, neighbouring channels are neighbouring lanes. Instructions are what it costs:
+taps lie at fixed distances from one address, and weights are stored with their channels side by side.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.expr import Size
@@ -26,15 +28,19 @@ def depthwise(x, weight, bias, added, output, pixels{runtime}{constants}):
     image = (p // (OUT_W * OUT_H)).to(tl.int64)
     is_pixel = p < pixels
     is_channel = c < CHANNELS
+    top = row * STRIDE_H - PAD_H
+    left = column * STRIDE_W - PAD_W
+    corner = (x + image * x_n + top * x_h + left * x_w)[:, None] + c[None, :]
     sums = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     for tap_h in tl.static_range(KERNEL_H):
         for tap_w in tl.static_range(KERNEL_W):
-            h = row * STRIDE_H - PAD_H + tap_h * DILATION_H
-            w = column * STRIDE_W - PAD_W + tap_w * DILATION_W
+            h = top + tap_h * DILATION_H
+            w = left + tap_w * DILATION_W
             is_inside = is_pixel & (h >= 0) & (h < IN_H) & (w >= 0) & (w < IN_W)
-            at = image * x_n + h * x_h + w * x_w
             value = tl.load(
-                x + at[:, None] + c[None, :], mask=is_inside[:, None] & is_channel[None, :], other=0.0
+                corner + (tap_h * DILATION_H * x_h + tap_w * DILATION_W * x_w),
+                mask=is_inside[:, None] & is_channel[None, :],
+                other=0.0,
             )
             factor = tl.load(
                 weight + c * weight_c + tap_h * weight_h + tap_w * weight_w, mask=is_channel, other=0.0
@@ -54,17 +60,37 @@ def depthwise(x, weight, bias, added, output, pixels{runtime}{constants}):
 """
 
 _ACTIVATIONS = {"none": 0, "relu": 1, "relu6": 2}
-_BLOCK_P, _BLOCK_C = 16, 64
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a program computes, and the warps that do it."""
+
+    pixels: int = 16
+    channels: int = 64
+    warps: int = 4
 
 
 def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
     """The kernel's launch for one call of the operator."""
+    batch, channels, height, width = call.outs[0].sizes
+    pixels = product((batch, height, width))
+    return to_steps_with(call, blocks_for(pixels, channels))
+
+
+def blocks_for(pixels: Size, channels: Size) -> Blocks:
+    """The blocks for so many pixels and channels."""
+    return Blocks()
+
+
+def to_steps_with(call: ExternCall, blocks: Blocks) -> tuple[OwnLaunch, ...]:
+    """The launch with blocks of a given shape."""
     x, weight, bias, added, stride, padding, dilation, activation = call.operands
     output = call.outs[0]
     batch, channels, out_h, out_w = output.sizes
     constants: dict[str, Any] = {
-        "BLOCK_P": _BLOCK_P,
-        "BLOCK_C": _BLOCK_C,
+        "BLOCK_P": blocks.pixels,
+        "BLOCK_C": blocks.channels,
         "CHANNELS": channels,
         "KERNEL_H": weight.sizes[2],
         "KERNEL_W": weight.sizes[3],
@@ -83,7 +109,10 @@ def to_steps(call: ExternCall) -> tuple[OwnLaunch, ...]:
     windows = {name: x if window is None else window for name, window in given.items()}
     counts = {"pixels": product((batch, out_h, out_w))}
     grid = ("-(pixels // -BLOCK_P)", "-(CHANNELS // -BLOCK_C)", "1")
-    return (own_launch(_SOURCE, windows, sizes, constants, grid, (output,), counts=counts),)
+    launch = own_launch(
+        _SOURCE, windows, sizes, constants, grid, (output,), counts=counts, num_warps=blocks.warps
+    )
+    return (launch,)
 
 
 def _strides(name: str, window: Window, axes: str) -> dict[str, Size]:

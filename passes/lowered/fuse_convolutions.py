@@ -83,15 +83,17 @@ def _channels_last(x: torch.Tensor) -> torch.Tensor:
 _TARGETS = (aten.conv1d.default, aten.conv2d.default)
 
 
-def fuse_convolutions(module: torch.fx.GraphModule, lay_out: Callable[[str], bool]) -> None:
+def fuse_convolutions(module: torch.fx.GraphModule, lay_out: Callable[[str, int], bool]) -> None:
     """Rewrite a region's convolutions in place.
 
-    ``lay_out`` is told the placeholder of a weight, stores it channels-last and says whether it could.
+    ``lay_out`` is told the placeholder of a weight and its dimension of channels, stores it with that one the
+    densest, and says whether it could.
     """
     for node in list(module.graph.nodes):
         if node.op == "call_function" and node.target in _TARGETS and _is_fusable(node):
             weight = node.args[1]
-            if weight.op == "placeholder" and lay_out(weight.name):
+            dimension = 1 if _operands(node)[-1] == 1 else 0
+            if weight.op == "placeholder" and lay_out(weight.name, dimension):
                 _fuse(module.graph, node)
     module.graph.eliminate_dead_code()
     module.recompile()

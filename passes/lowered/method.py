@@ -250,7 +250,7 @@ class _MethodLowering:
             fuse_cached_attention(graph.module)
             fuse_row_products(graph.module)
             fuse_linears(graph.module)
-            fuse_convolutions(graph.module, lambda name: self._store_channels_last(name, graph))
+            fuse_convolutions(graph.module, partial(self._store_channels_last, graph))
             traced, mode = inductor.trace_on_target(graph.module, graph.examples, shape_env, narrowing.check)
             self._lay_out_weights(inductor.channels_last_weights(traced), traced, graph)
             inputs = [self._builder.values[value.name] for value in inputs]
@@ -278,14 +278,14 @@ class _MethodLowering:
         nodes = dict(zip(placeholders, graph.inputs, strict=False))
         for name in names:
             if name in nodes:
-                self._store_channels_last(nodes[name], graph)
+                self._store_channels_last(graph, nodes[name])
 
-    def _store_channels_last(self, name: str, graph: RegionGraph) -> bool:
+    def _store_channels_last(self, graph: RegionGraph, name: str, dimension: int = 1) -> bool:
         """Let a region's input that is a constant be channels-last; whether it is so now."""
         node = self._nodes.get(name)
         if node is None or node.kind is not NodeKind.CONSTANT:
             return False
-        if not self._contents.lay_out_channels_last(node.content):
+        if not self._contents.lay_out_channels_last(node.content, dimension):
             return False
         value = self._builder.values[self._value_of[node.name]]
         strides = dense_strides(self._contents.tensors[node.content])
@@ -293,7 +293,7 @@ class _MethodLowering:
         at = graph.inputs.index(name)
         example = graph.examples[at]
         with example.fake_mode:
-            graph.examples[at] = channels_last(example)
+            graph.examples[at] = channels_last(example, dimension)
         return True
 
     def _align_inputs(self, nodes: Sequence[Node]) -> None:
