@@ -95,7 +95,7 @@ class Data:
         pixels, c = self.shape.images * self.shape.out_side**2, self.shape.channels
         tensors = {"x": self.x, "weight": self.packed if packed else self.weight, "bias": self.bias}
         tensors |= {"added": self.x, "output": self.output}
-        values = [tensors[p.name].data_ptr() if p.name in tensors else pixels for p in spec.parameters]
+        values = [tensors[n].data_ptr() if n in tensors else pixels for n, _ in spec.parameters]
         kernel((-(-pixels // blocks.pixels), -(-c // blocks.channels), 1), values)
 
     def error(self, launch: Any) -> float:
