@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from .targets import DEFAULT_ARCHITECTURES
+
 
 @dataclass(frozen=True)
 class PlacementRule:
@@ -50,7 +52,7 @@ class ExportOptions:
 
     device: str = "cuda"
     dtype: str | None = None
-    architectures: tuple[str, ...] = ("sm_80", "sm_90")
+    architectures: tuple[str, ...] = DEFAULT_ARCHITECTURES
     placement: tuple[PlacementRule, ...] = ()
     io: tuple[IoRule, ...] = ()
     buckets: tuple[BucketRule, ...] = ()

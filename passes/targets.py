@@ -51,6 +51,7 @@ TARGETS: dict[str, Target] = {
 }
 
 DEFAULT_ARCHITECTURES = ("sm_80", "sm_90")
+"""What an export is for where nobody says so and no GPU is present."""
 
 
 def target_of(name: str) -> Target:

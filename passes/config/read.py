@@ -18,12 +18,12 @@ from ...runtime.errors import UsageError
 from ..narrow import is_list, is_mapping
 from ..options import BucketRule, ExportOptions, IoRule, PlacementRule
 from ..pipeline import check_names
+from ..targets import DEFAULT_ARCHITECTURES
 from .rules import bucket_rules, io_rules, placement_rules
 from .setting import BY_NAME, SETTINGS, Setting, nearest
 
 _TABLES = ("pipeline", "export", "plan", "io", "buckets", "budget", "placement", "pass")
 _READY = Path(__file__).parents[2] / "configs"
-_FALLBACK_ARCHITECTURES = ("sm_80", "sm_90")
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ def _set_architectures(
     given, origin = layers.values["export.arch"], layers.origins["export.arch"]
     if given is None:
         present = native()
-        layers.values["export.arch"] = present or _FALLBACK_ARCHITECTURES
+        layers.values["export.arch"] = present or DEFAULT_ARCHITECTURES
         layers.origins["export.arch"] = "the GPU present" if present else "default"
         return
     found: list[str] = []

@@ -9,7 +9,7 @@ they are wrong, `devplan tune` measures, and an export that is given its file ta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...runtime.dtypes import DType
@@ -96,9 +96,3 @@ def cost(tile: Tile, sizes: tuple[int, ...], dtype: DType, target: Target) -> fl
 
 def _shared(tile: Tile, dtype: DType) -> int:
     return (tile.rows + tile.columns) * tile.depth * dtype.itemsize * tile.num_stages
-
-
-def tile_of(constants: Mapping[str, object], num_warps: int, num_stages: int) -> Tile:
-    """The tile that a kernel was compiled with."""
-    rows, columns, depth = (int(str(constants[name])) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
-    return Tile(rows, columns, depth, num_warps, num_stages)
