@@ -88,11 +88,33 @@ def compare(name: str, actual: Any, expected: Any, tolerance: Tolerance) -> Comp
     if "U" in a.dtype.kind + e.dtype.kind:
         is_same = str(a) == str(e)
         problem = "" if is_same else f"{str(a)!r} instead of {str(e)!r}"
-        return Comparison(name, is_same, 0.0, 0.0, None, None, None, int(not is_same), 1, 0, problem)
+        return Comparison(
+            name=name,
+            equal=is_same,
+            max_abs_error=0.0,
+            max_rel_error=0.0,
+            first=None,
+            actual=None,
+            expected=None,
+            bad=int(not is_same),
+            numel=1,
+            nonfinite=0,
+            problem=problem,
+        )
     if a.shape != e.shape:
         problem = f"shape {list(a.shape)} instead of {list(e.shape)}"
         return Comparison(
-            name, False, float("nan"), float("nan"), None, None, None, 0, int(a.size), 0, problem
+            name=name,
+            equal=False,
+            max_abs_error=float("nan"),
+            max_rel_error=float("nan"),
+            first=None,
+            actual=None,
+            expected=None,
+            bad=0,
+            numel=int(a.size),
+            nonfinite=0,
+            problem=problem,
         )
     if a.dtype.kind in "bui" and e.dtype.kind in "bui":
         wide_a, wide_e = a.astype(np.int64), e.astype(np.int64)
@@ -108,16 +130,16 @@ def compare(name: str, actual: Any, expected: Any, tolerance: Tolerance) -> Comp
         relative = np.where(error == 0, 0.0, error / magnitude)
     first = _first(wrong)
     return Comparison(
-        name,
-        first is None,
-        float(error.max(initial=0.0)),
-        float(relative.max(initial=0.0)),
-        first,
-        None if first is None else a[first].item(),
-        None if first is None else e[first].item(),
-        int(np.count_nonzero(wrong)),
-        int(a.size),
-        odd,
+        name=name,
+        equal=first is None,
+        max_abs_error=float(error.max(initial=0.0)),
+        max_rel_error=float(relative.max(initial=0.0)),
+        first=first,
+        actual=None if first is None else a[first].item(),
+        expected=None if first is None else e[first].item(),
+        bad=int(np.count_nonzero(wrong)),
+        numel=int(a.size),
+        nonfinite=odd,
     )
 
 

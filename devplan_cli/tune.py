@@ -59,6 +59,16 @@ def tune(
 
     shapes, files = tuple(shape or ()), tuple(weights or ())
     wanted = Wanted(
-        artifact, output, method, inputs, shapes, seed, device, allow_torch_ops, files, kernels, jobs
+        artifact=artifact,
+        output=output,
+        method=method,
+        inputs=inputs,
+        shapes=shapes,
+        seed=seed,
+        device=device,
+        allow_torch_ops=allow_torch_ops,
+        weights=files,
+        kernels=kernels,
+        jobs=jobs,
     )
     return run_tuning(wanted, Output(json, quiet, verbose))

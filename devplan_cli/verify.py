@@ -51,5 +51,14 @@ def verify(
     out.say(f"verifying {artifact} against {source}")
     from .verify_job import Check, run_check
 
-    check = Check(artifact, device, calls, rtol, atol, seed, allow_torch_ops, tuple(weights or ()))
+    check = Check(
+        artifact=artifact,
+        device=device,
+        calls=calls,
+        rtol=rtol,
+        atol=atol,
+        seed=seed,
+        allow_torch_ops=allow_torch_ops,
+        weights=tuple(weights or ()),
+    )
     return run_check(check, source, out)

@@ -277,7 +277,17 @@ def _storage(line: Line) -> tuple[Storage, Allocation | None, LiveRange | None]:
     alignment = line.integer() if line.skip("align") else 256
     external = line.skip("external")
     content = line.name("$") if line.skip("content") else ""
-    storage = Storage(name, device, nbytes, role, alignment, bound, external, content, origin(line))
+    storage = Storage(
+        name=name,
+        device=device,
+        nbytes=nbytes,
+        role=role,
+        alignment=alignment,
+        max_nbytes=bound,
+        external=external,
+        content=content,
+        origin=origin(line),
+    )
     place = live = None
     if line.peek == "in":
         place = _place(line, name)

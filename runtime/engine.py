@@ -282,17 +282,17 @@ class LoadedProgram:
     def _context(self, method: Method) -> Context:
         plan = self._plan(method)
         return Context(
-            self._shared,
-            self._backends,
-            self._layout(method, plan),
-            self._session.current,
-            self._session.current_state,
-            {
+            shared=self._shared,
+            backends=self._backends,
+            layout=self._layout(method, plan),
+            generation=self._session.current,
+            state_generation=self._session.current_state,
+            buckets={
                 bucket.sizes: self._layout(method_at(method, bucket.sizes), plan_at(plan, bucket))
                 for bucket in plan.buckets
             },
-            self._scrub(),
-            [(a.address, a.address + a.nbytes) for a in self._arenas.values() if a.device == CPU],
+            before=self._scrub(),
+            host_arenas=[(a.address, a.address + a.nbytes) for a in self._arenas.values() if a.device == CPU],
         )
 
     def _layout(self, method: Method, plan: MethodPlan) -> Layout:

@@ -190,16 +190,16 @@ def _method(item: fb.MethodT, kernels: Sequence[str], load_region: LoadRegion) -
     storages = tuple(_storage(entry, names) for entry in item.storages or ())
     counts = tuple(_count(entry, names) for entry in item.counts or ())
     return Method(
-        item.name or "",
-        tuple(_port(entry, names, counts) for entry in item.inputs or ()),
-        tuple(_port(entry, names, counts) for entry in item.outputs or ()),
-        storages,
-        tuple(_value(entry, storages, names) for entry in item.values or ()),
-        _instructions(item, names, load_region),
-        tuple(
+        name=item.name or "",
+        inputs=tuple(_port(entry, names, counts) for entry in item.inputs or ()),
+        outputs=tuple(_port(entry, names, counts) for entry in item.outputs or ()),
+        storages=storages,
+        values=tuple(_value(entry, storages, names) for entry in item.values or ()),
+        instructions=_instructions(item, names, load_region),
+        regions=tuple(
             Region(device(entry.device), entry.backend or "", entry.operators) for entry in item.regions or ()
         ),
-        tuple(
+        symbols=tuple(
             Symbol(
                 entry.name or "",
                 entry.lower,
@@ -210,10 +210,10 @@ def _method(item: fb.MethodT, kernels: Sequence[str], load_region: LoadRegion) -
             )
             for entry in item.symbols or ()
         ),
-        item.inputTree or "",
-        item.outputTree or "",
-        tuple(item.notes or ()),
-        counts,
+        input_tree=item.inputTree or "",
+        output_tree=item.outputTree or "",
+        notes=tuple(item.notes or ()),
+        counts=counts,
     )
 
 
@@ -263,15 +263,15 @@ def _count(item: fb.CountT, names: Names) -> Count:
 
 def _storage(item: fb.StorageT, names: Names) -> Storage:
     return Storage(
-        item.name or "",
-        device(item.device),
-        names.size(item.nbytes),
-        pick(ROLES, item.role, "role"),
-        item.alignment,
-        item.maxNbytes,
-        item.external,
-        item.content or "",
-        names.origin(item.origin),
+        name=item.name or "",
+        device=device(item.device),
+        nbytes=names.size(item.nbytes),
+        role=pick(ROLES, item.role, "role"),
+        alignment=item.alignment,
+        max_nbytes=item.maxNbytes,
+        external=item.external,
+        content=item.content or "",
+        origin=names.origin(item.origin),
     )
 
 

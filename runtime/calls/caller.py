@@ -220,16 +220,16 @@ class Caller:
         counts = Counts(method, operands) if method.counts else None
         moving, fetches = self._fetches(operands, ends, counts)
         return Bound(
-            operands,
-            bindings,
-            [self._store(port, operands, ends) for port in method.inputs],
-            execution,
-            fetches,
-            [self._borrow(port, operands, counts) for port in method.outputs],
-            moving,
-            direct,
-            self._names,
-            counts,
+            operands=operands,
+            bindings=bindings,
+            stores=[self._store(port, operands, ends) for port in method.inputs],
+            execution=execution,
+            fetches=fetches,
+            borrows=[self._borrow(port, operands, counts) for port in method.outputs],
+            moving=moving,
+            direct=direct,
+            names=self._names,
+            counts=counts,
         )
 
     def _direct(self, operands: dict[str, Operand], bindings: Mapping[str, int]) -> Direct:
