@@ -62,7 +62,7 @@ def call_for(shape: Shape, packed: bool) -> ExternCall:
 
 def candidates(shape: Shape) -> list[Blocks]:
     """Block shapes worth a measurement, the chosen one first."""
-    found = [blocks_for(shape.images * shape.out_side**2, shape.channels)]
+    found = [blocks_for(shape.channels)]
     for channels, each, warps in product((16, 32, 64), (8, 16, 32), (2, 4, 8)):
         if channels <= 2 * shape.channels and (shape.images > 1 or each < 32):
             found.append(Blocks(each * warps * 32 // channels, channels, warps))
