@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...runtime.errors import UnsupportedOperatorError
-from ..inductor.interfaces import is_higher_order
+from ..inductor.interfaces import is_higher_order, rename_node
 from .origins import origin_of, source_line
 
 
@@ -90,7 +90,7 @@ def name_apart(graph: torch.fx.GraphModule, prefix: str = "") -> None:
         if is_control_flow(node):
             for name, body in take_apart(node).bodies:
                 for inner in body.graph.nodes:
-                    inner._rename(f"{prefix}{name}_{inner.name}")
+                    rename_node(inner, f"{prefix}{name}_{inner.name}")
                     if source_line(inner) is None and "stack_trace" in node.meta:
                         inner.meta["stack_trace"] = node.meta["stack_trace"]
                 name_apart(body, f"{prefix}{name}_")

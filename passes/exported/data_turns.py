@@ -99,7 +99,7 @@ def _condition(turn: _Turn) -> torch.fx.Node:
     at: Any = turn.begin.args[1]
     while str(listed.target).partition(".")[2].split(".")[0] in _SAME_ORDER:
         listed = listed.args[0]
-    if str(listed.target) == "<built-in function getitem>" and listed.args[1] == 0:
+    if listed.target is operator.getitem and listed.args[1] == 0:
         listed = listed.args[0]
     mask: Any = listed.args[0]
     if str(listed.target) not in _SEARCHES or mask.meta["val"].dim() != 1:

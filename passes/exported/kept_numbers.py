@@ -40,7 +40,9 @@ class _Watch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        for value in (*args, *(kwargs or {}).values()):
+        # Bodies of conditions and loops are traced with this mode in them, by Dynamo, which reads no memory.
+        values = () if torch.compiler.is_dynamo_compiling() else (*args, *(kwargs or {}).values())
+        for value in values:
             if type(value) in (torch.Tensor, torch.nn.Parameter) and id(value) not in self._held:
                 self._note(value)
         return func(*args, **(kwargs or {}))
@@ -48,7 +50,10 @@ class _Watch(TorchFunctionMode):
     def _note(self, tensor: torch.Tensor) -> None:
         """Bytes are read where they lie: an operator would be traced."""
         if tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() == 1:
-            place = tensor.data_ptr()
+            try:
+                place = tensor.data_ptr()
+            except RuntimeError:  # what `torch.func.vmap` stands in has no storage
+                return
             held = ctypes.string_at(place, tensor.element_size()) if place else b""
             self._held[id(tensor)] = (tensor, place, held)
 

@@ -9,6 +9,7 @@ A declared bound is a promise: the count is then handed to the runtime, too, whi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -159,7 +160,7 @@ class _Padding:
             self._read_size(node)
         elif name == "aten.sym_size.int" and reads and _is_number(node):
             self._stands_for(node, self.known[reads[0]].count)
-        elif name == "<built-in function getitem>" and reads:
+        elif node.target is operator.getitem and reads:
             part = self.known[reads[0]][node.args[1]]
             self._stands_for(node, part) if isinstance(part, Ragged) else self._take_over(node, part)
         elif node.meta.get("val") is None or not tensors(node):

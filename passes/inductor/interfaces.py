@@ -33,6 +33,7 @@ __all__ = [
     "make_fx",
     "python_text",
     "pytree",
+    "rename_node",
     "storage_key",
     "tensor_tables",
     "transient_buffers",
@@ -122,6 +123,11 @@ def tensor_tables(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, An
 def transient_buffers(module: torch.nn.Module) -> set[str]:
     """The names of a module's own buffers that a saved model does not have."""
     return module._non_persistent_buffers_set
+
+
+def rename_node(node: torch.fx.Node, name: str) -> None:
+    """Give a node of a graph this name, or one that begins so where the graph has it already."""
+    node._rename(name)
 
 
 def is_view(tensor: torch.Tensor) -> bool:
