@@ -28,11 +28,13 @@ def relu(method: str = "forward") -> PlacedGraph:
     return PlacedGraph(method, (x, y), (GraphOutput("y", "y"),))
 
 
+@pytest.mark.torch
 def test_every_built_in_pass_is_found_under_the_name_it_has() -> None:
     for name, _ in BUILT_IN:
         assert pass_class(name).name == name
 
 
+@pytest.mark.torch
 def test_the_built_in_order_goes_by_stages() -> None:
     stages = [pass_class(name).stage for name in pass_names()]
     assert stages == sorted(stages)

@@ -89,6 +89,7 @@ def test_no_file_and_no_flags_give_the_defaults_of_export_options() -> None:
     assert set(config.origins.values()) == {"default"}
 
 
+@pytest.mark.torch
 def test_the_ready_default_file_says_what_the_code_says() -> None:
     config = load_config(str(CONFIGS / "default.toml"))
     options = config.options
