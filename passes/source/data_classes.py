@@ -1,4 +1,4 @@
-"""Data classes in what models take and return: torch knows those alone that are registered with it."""
+"""Data classes and caches in what models take and return: torch knows those that are registered alone."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ import torch
 
 from ..inductor.interfaces import pytree
 from ..narrow import is_mapping, is_sequence
+from .caches import is_cache, know_caches
 
 
 def know_data_classes(value: Any) -> None:
-    """Register every data class within a value, so that its fields are seen as those of a dict would be."""
+    """Register every data class within a value, so that its fields are seen as those of a dict would be.
+
+    Caches of keys and values as `transformers` returns them, too.
+    """
     if is_mapping(value):
         value = list(value.values())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         if type(value) not in pytree.SUPPORTED_NODES:
             _register(type(value))
         value = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    elif is_cache(value):
+        know_caches()
     if is_sequence(value):
         for each in value:
             know_data_classes(each)

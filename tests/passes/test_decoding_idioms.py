@@ -97,3 +97,28 @@ def test_a_range_of_which_only_a_part_was_traced_is_refused() -> None:
     with pytest.raises(UnsupportedOperatorError, match=r"Constraints violated \(size\)") as caught:
         export_method(MethodSource("forward", Short(), (torch.ones(5),), dynamic_shapes=({0: size},)))
     assert "declare a smaller range, `size = Dim('size', max=19)`" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder and decoder"])
+def test_caches_of_transformers_are_among_the_outputs(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ids = torch.arange(3, 9)[None]
+    if kind == "decoder":
+        sizes |= {"hidden_size": 16, "intermediate_size": 32, "num_key_value_heads": 1}
+        module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+        given = {"input_ids": ids}
+    else:
+        sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+        module = transformers.T5Model(transformers.T5Config(**sizes)).eval()
+        given = {"input_ids": ids, "decoder_input_ids": ids[:, :3]}
+    with torch.no_grad():
+        eager = module(**given).past_key_values
+    own = getattr(eager, "self_attention_cache", eager).layers[0]
+    with export(module, given).load("emulator") as program:
+        ours = program.method("forward")(*(tensor.numpy() for tensor in given.values()))
+    pair = "" if kind == "decoder" else "self_attention_cache."
+    for part in ("keys", "values"):  # versions of the library call the cache itself differently
+        (output,) = (ours[name] for name in ours if name.endswith(f".{pair}layers.0.{part}"))
+        np.testing.assert_allclose(output, getattr(own, part).numpy(), atol=1e-5)
