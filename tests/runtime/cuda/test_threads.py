@@ -156,6 +156,7 @@ assert found == ["refused", True], found
 """
 
 
+@pytest.mark.torch
 def test_cudnn_gets_no_torch_and_other_threads_do(tmp_path: Path) -> None:
     """A thread may import torch at the moment when another makes a convolution ready."""
     (tmp_path / "torch.py").write_text("is_real = True\n")
