@@ -130,10 +130,32 @@ def _found(dets: Any, scores: Any, iou_threshold: Any) -> Any:
     return dets.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
 
 
+def _over_levels(
+    x_filtered: Any, boxes: Any, output_size: Any, sampling_ratio: Any, scales: Any, mapper: Any
+) -> Any:
+    rois = _convert_to_roi_format(boxes)  # type: ignore[name-defined]  # noqa: F821  # pyright: ignore
+    made: Any = None
+    levels: Any = mapper(boxes)[:, None, None, None] if len(x_filtered) > 1 else None
+    for level in range(len(x_filtered)):
+        pooled = roi_align(  # type: ignore[name-defined]  # noqa: F821  # pyright: ignore
+            x_filtered[level], rois, output_size, scales[level], sampling_ratio
+        )
+        made = pooled if made is None else torch.where(levels == level, pooled, made)
+    return made
+
+
+def _decoded(self: Any, rel_codes: Any, boxes: Any) -> Any:
+    whole = torch.cat(boxes, 0)
+    made = self.decode_single(rel_codes.reshape(whole.shape[0], rel_codes.numel() // whole.shape[0]), whole)
+    return made.reshape(whole.shape[0], made.shape[1] // 4, 4)
+
+
 _SPELLED: dict[tuple[str, str], Any] = {
     ("torchvision._meta_registrations", "meta_nms"): _found,  # theirs says that two boxes or more are kept
     ("torchvision.ops.boxes", "batched_nms"): _batched,
+    ("torchvision.ops.poolers", "_multiscale_roi_align"): _over_levels,
     ("torchvision.models.detection._utils", "_topk_min"): _fewer,
+    ("torchvision.models.detection._utils", "BoxCoder.decode"): _decoded,
 }
 """(module, function) -> what it computes, without asking how much there is."""
 
@@ -146,7 +168,9 @@ def traced_detection() -> Generator[None]:
     """
     with contextlib.ExitStack() as stack:
         for (module, name), spelled in _SPELLED.items():
-            function: Any = getattr(sys.modules.get(module), name, None)
+            function: Any = sys.modules.get(module)
+            for part in name.split("."):
+                function = getattr(function, part, None)
             if isinstance(function, FunctionType):
                 stack.callback(setattr, function, "__code__", function.__code__)
                 function.__code__ = spelled.__code__

@@ -80,6 +80,20 @@ def _is_number(node: torch.fx.Node) -> bool:
     return isinstance(value, torch.SymInt) and depends_on_data(value)
 
 
+_ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv)
+
+
+def _arithmetic(node: torch.fx.Node) -> Any:
+    """The same of tensors, which counts are."""
+
+    def run(*counts: Any) -> Any:
+        known = dict(zip(node.all_input_nodes, counts, strict=True))
+        target: Any = node.target
+        return target(*(known[a] if isinstance(a, torch.fx.Node) else a for a in node.args))
+
+    return run
+
+
 def _merge_counts(method: ExportedMethod) -> None:
     """One count for each node that computes one: what is found twice has both declarations' bounds."""
     by_node: dict[str, CountSpec] = {}
@@ -163,11 +177,21 @@ class _Padding:
         elif node.target is operator.getitem and reads:
             part = self.known[reads[0]][node.args[1]]
             self._stands_for(node, part) if isinstance(part, Ragged) else self._take_over(node, part)
+        elif node.target in _ARITHMETIC and _is_number(node) and self._are_counts(node.all_input_nodes):
+            self._stands_for(
+                node, *inline(_arithmetic(node), [self.known[n] for n in node.all_input_nodes], node)
+            )
+        elif node.target is torch.sym_min and _is_number(node) and reads:
+            (most,) = [a for a in node.args if not isinstance(a, torch.fx.Node)]
+            self._stands_for(node, *inline(lambda x: x.clamp(max=most), [self.known[reads[0]]], node))
         elif node.meta.get("val") is None or not tensors(node):
             if reads:
                 self._stands_for(node, None)  # comparisons of sizes, for the assertions
         elif reads or _is_ragged(node) or finds(node):
             self._apply(node)
+
+    def _are_counts(self, nodes: Sequence[torch.fx.Node]) -> bool:
+        return all(isinstance(self.known.get(node), torch.fx.Node) for node in nodes)
 
     def _is_size(self, node: torch.fx.Node) -> bool:
         return _is_number(node) and str(node.meta["val"]) in self.symbols

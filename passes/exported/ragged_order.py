@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..inductor.overloads import arguments
-from .ragged_rules import Call, Ragged
+from .ragged_rules import Call, Ragged, bounded
 
 aten = torch.ops.aten
 
@@ -33,13 +33,18 @@ def topk(call: Call) -> list[Any]:
     """The k largest or smallest, the front of what is sorted; torch asserts that there are so many."""
     x, k, *rest = call.args
     dim, largest = (rest[0] if rest else -1), (rest[1] if len(rest) > 1 else True)
-    if not isinstance(x, Ragged) or not isinstance(k, int):
+    if not isinstance(x, Ragged) or not isinstance(k, int | Tensor):
         raise call.refuse()
     if dim % x.data.dim() - x.data.dim() != x.axis:
         return [Ragged(part, x.count, x.axis, x.most) for part in call.run()]
-    if any(isinstance(extent, torch.SymInt) for extent in x.data.shape) or x.data.size(x.axis) < k:
+    if any(isinstance(extent, torch.SymInt) for extent in x.data.shape) or (
+        isinstance(k, int) and x.data.size(x.axis) < k
+    ):
         raise call.refuse()
-    return [part.narrow(x.axis, 0, k) for part in in_order(x, largest)]
+    if isinstance(k, int):
+        return [part.narrow(x.axis, 0, k) for part in in_order(x, largest)]
+    room = min(bounded(call.node), x.data.size(x.axis))
+    return [Ragged(part.narrow(x.axis, 0, room), k, x.axis, room) for part in in_order(x, largest)]
 
 
 def _asked(call: Call) -> tuple[Ragged, int, bool]:

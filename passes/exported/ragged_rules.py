@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -217,6 +218,7 @@ _BY_ROW = {
     "embedding", "layer_norm", "rms_norm", "native_layer_norm", "unsqueeze", "squeeze", "select", "slice",
     "transpose", "t", "permute", "glu", "dropout", "cumsum", "index_select", "view", "_unsafe_view",
     "reshape", "flatten", "unflatten", "expand", "zeros_like", "ones_like", "full_like", "empty_like",
+    "conv2d", "convolution", "__and__", "__or__", "__xor__",
     "stack", "cat", "fill", "copy", "select_scatter", "slice_scatter", "gather",
 }  # fmt: skip
 """Operators that may keep rows apart; `_as_it_is` checks that they do."""
@@ -246,13 +248,42 @@ def _as_it_is(call: Call) -> Any:
         raise call.refuse()
     extent = given[0].data.size(given[0].axis)
     is_one = len({str(each.data.size(each.axis)) for each in given}) == 1
+    if call.name in _VIEWS and len(given) == len(axes) == 1 and (times := _multiple(call, axes[0])) != 1:
+        return _regrouped(call, axes[0], times)
     if len(axes) != 1 or not is_one or not _of_one_symbol(call.node):
+        raise call.refuse()
+    if "conv" in call.name and (given[0].axis != -4 or given[0] is not call.args[0]):
         raise call.refuse()
     made = _sized(call, extent)
     wanted = [extent if at - value.dim() == axes[0] else e for at, e in enumerate(value.shape)]
     if [str(each) for each in made.shape] != [str(each) for each in wanted]:
         raise call.refuse()
     return replace(given[0], data=made, axis=axes[0])
+
+
+_VIEWS = {"view", "_unsafe_view", "reshape", "flatten", "unflatten"}
+
+
+def _multiple(call: Call, axis: int) -> Fraction:
+    """How many times the size that depends on data a view's result has, a fraction where it has less."""
+    (given,) = _extents([n for n in call.node.all_input_nodes if tensors(n)])
+    ratio: Any = (call.node.meta["val"].shape[axis].node.expr / given.node.expr).simplify()
+    return Fraction(int(ratio.p), int(ratio.q)) if ratio.is_Rational else Fraction(1)
+
+
+def _regrouped(call: Call, axis: int, times: Fraction) -> Ragged:
+    """Rows that become several each, or several that become one: those behind the count stay behind it."""
+    (given,) = call.ragged()
+    value = call.node.meta["val"]
+    extent = given.data.size(given.axis)
+    shape = list(value.shape)
+    if not isinstance(extent, int) or (extent * times).denominator != 1:
+        raise call.refuse()
+    shape[axis] = int(extent * times)
+    if math.prod(shape[:axis]) != math.prod(given.data.shape[: given.axis]):
+        raise call.refuse()  # the rows would not be whole any more
+    count = given.count * times.numerator // times.denominator
+    return Ragged(given.data.reshape(shape), count, axis, shape[axis])
 
 
 def _of_one_symbol(node: torch.fx.Node) -> bool:
@@ -497,7 +528,7 @@ def _of_size(call: Call) -> Any:
     """An operator that is told a size, at the bound where that depends on data."""
     from .ragged_sizes import by_size, count_of, cut
 
-    if (count := count_of(call)) is not None:
+    if not call.ragged() and (count := count_of(call)) is not None:
         return by_size(call, count)
     is_cut = call.name == "slice" and isinstance(call.args[0], Ragged) and _names_axis(call, call.args[0])
     return cut(call) if is_cut else _as_it_is(call)
@@ -512,6 +543,39 @@ def _cat(call: Call) -> Any:
     along = {each.axis == (dim - each.data.dim() if dim >= 0 else dim) for each in found}
     is_row = all(isinstance(p, Ragged) or p.dim() == found[0].data.dim() for p in pieces)
     return join(call) if along == {True} and is_row else _as_it_is(call)
+
+
+def _split(call: Call) -> Any:
+    from .ragged_sizes import split
+
+    return split(call) if call.ragged() else call.run()
+
+
+def _scatter(call: Call) -> Any:
+    """What is behind the count goes to a place of its own, behind the tensor, which is cut off."""
+    x, dim, index, source, *rest = call.args
+    if not isinstance(x, Tensor) or not isinstance(index, Ragged) or not isinstance(source, Ragged):
+        raise call.refuse()
+    dim = int(dim) % x.dim()
+    if {index.axis, source.axis} != {dim - x.dim()} or not x.numel():
+        raise call.refuse()
+    wide = torch.cat([x, x.narrow(dim, 0, 1)], dim)
+    made: Tensor = call.target(wide, dim, index.filled(x.size(dim)), source.data, *rest, **call.kwargs)
+    return made.narrow(dim, 0, x.size(dim))
+
+
+def _new(call: Call) -> Any:
+    """Only the type is that of the rows, where all sizes are told and known."""
+    from .ragged_sizes import by_size, count_of
+
+    if not ragged_axes(call.node.meta["val"]):
+        x, *rest = call.args
+        return call.target(x.data if isinstance(x, Ragged) else x, *rest, **call.kwargs)
+    x, *rest = call.args
+    count = count_of(call)
+    if count is None:
+        raise call.refuse()
+    return by_size(replace(call, args=(x.data if isinstance(x, Ragged) else x, *rest)), count)
 
 
 def _order(call: Call) -> Any:
@@ -564,7 +628,10 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "constant_pad_nd": _pad,
     "index_put": _index_put,
     "index_add": _index_add,
+    **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce"), _scatter),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), _new),
     "unbind": _unbind,
+    "split_with_sizes": _split,
     "cat": _cat,
     "sort": _order,
     "argsort": _order,

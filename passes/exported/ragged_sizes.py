@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..inductor.interfaces import pytree
-from .ragged_rules import Call, Ragged, bounded, ragged_axes, tensors
+from .ragged_rules import Call, Ragged, bounded, bounds_of, ragged_axes, tensors
 
-FACTORIES = {"zeros": 0, "ones": 0, "full": 0, "empty": 0, "expand": 1}
+FACTORIES = {
+    "zeros": 0, "ones": 0, "full": 0, "empty": 0, "expand": 1,
+    "new_zeros": 1, "new_ones": 1, "new_full": 1, "new_empty": 1,
+}  # fmt: skip
 """Operators that are told a shape, and which argument it is."""
 
 
@@ -93,19 +97,42 @@ def _repeated(call: Call, repeats: Any) -> tuple[Tensor, Tensor]:
 
 def join(call: Call) -> Ragged:
     """Tensors one behind the other along a size that depends on data: each begins where the last one ends."""
-    pieces: list[Any] = call.args[0]
     axis = call.ragged()[0].axis
-    whole = pieces[0] if isinstance(pieces[0], Ragged) else Ragged(pieces[0], pieces[0].size(axis), axis)
-    for piece in pieces[1:]:
-        data, count = (piece.data, piece.count) if isinstance(piece, Ragged) else (piece, piece.size(axis))
-        room, more = whole.data.size(axis), data.size(axis)
-        if not (isinstance(room, int) and isinstance(more, int)):
-            raise call.refuse()
-        places = torch.arange(room + more, device=data.device)
-        source = torch.where(places < whole.count, places, places - whole.count + room)
-        both = torch.cat([whole.data, data], axis).index_select(axis, source.clamp(max=room + more - 1))
-        whole = Ragged(both, whole.count + count, axis, room + more)
-    return whole
+    given = [p if isinstance(p, Ragged) else Ragged(p, p.size(axis), axis) for p in call.args[0]]
+    rooms: list[Any] = [piece.data.size(axis) for piece in given]
+    if not all(isinstance(room, int) for room in rooms):
+        raise call.refuse()
+    if len(given) == 1:
+        return given[0]
+    device = given[0].data.device
+    ends: list[Any] = list(accumulate(piece.count for piece in given))
+    places = torch.arange(sum(rooms), device=device)
+    shift: Any = 0  # by how much what lies behind a piece moves up
+    for end, room in zip(ends[:-1], accumulate(rooms), strict=False):
+        shift = torch.where(places >= end, room - end, shift)
+    both = torch.cat([piece.data for piece in given], axis)
+    source = (places + shift).clamp(max=sum(rooms) - 1)
+    return Ragged(both.index_select(axis, source), ends[-1], axis, sum(rooms))
+
+
+def split(call: Call) -> list[Ragged]:
+    """Pieces of the given sizes, one behind the other along a size that depends on data."""
+    x, sizes, *rest = call.args
+    dim = int(rest[0]) if rest else 0
+    if not isinstance(x, Ragged) or (dim - x.data.dim() if dim >= 0 else dim) != x.axis:
+        raise call.refuse()
+    start: Any = 0
+    made: list[Ragged] = []
+    for size, value in zip(sizes, tensors(call.node), strict=True):
+        extent = x.data.size(x.axis)
+        upper = bounds_of(value.shape[x.axis])[1]
+        room = extent if upper is None else min(upper, extent)
+        rows = (start + torch.arange(room, device=x.data.device)).clamp(max=extent - 1)
+        is_whole = len(sizes) == 1
+        data = x.data if is_whole else x.data.index_select(x.axis + x.data.dim(), rows)
+        made.append(Ragged(data, x.count if is_whole else size, x.axis, extent if is_whole else room))
+        start = start + size
+    return made
 
 
 def cut(call: Call) -> Ragged:

@@ -129,9 +129,15 @@ def _looked_for(
     else:
         pick = torch.maximum if reduce == "amax" else torch.minimum
         new = pick(first, chosen.amax(-1) if reduce == "amax" else chosen.amin(-1))
-    made = x.clone()
-    made[area] = torch.where(is_hit, new.to(x.dtype), old).movedim(-1, dim)
-    return made
+    return _put_in_front(x, torch.where(is_hit, new.to(x.dtype), old).movedim(-1, dim), 0)
+
+
+def _put_in_front(x: Tensor, values: Tensor, dim: int) -> Tensor:
+    """x with values at the begin of all its dimensions from ``dim`` on; nothing is written in place."""
+    if x.shape[dim:] == values.shape[dim:]:
+        return values
+    inner = _put_in_front(x.narrow(dim, 0, values.size(dim)), values, dim + 1)
+    return torch.slice_scatter(x, inner, dim, 0, values.size(dim))
 
 
 def _least(x: Tensor) -> float:
