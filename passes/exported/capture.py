@@ -35,8 +35,7 @@ from .random_numbers import is_random
 def export_method(method: MethodSource) -> torch.export.ExportedProgram:
     """`torch.export` with errors that name the user's line; exit 3 when the model cannot be exported."""
     if method.exported is not None:
-        ready: torch.export.ExportedProgram = method.exported.run_decompositions({})
-        return ready
+        return _saved(method.name, method.exported)
     args, kwargs = pytree.tree_map(_dense, (method.args, method.kwargs))
     try:
         with torch.no_grad(), kept_numbers(), _as_tracing_needs(method.module):
@@ -49,6 +48,17 @@ def export_method(method: MethodSource) -> torch.export.ExportedProgram:
         raise
     except (Exception, SystemExit) as error:
         raise _refusal(method.name, error) from error
+
+
+def _saved(name: str, exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """A program that was exported and saved before; buffers that it reached in two ways are one here, too."""
+    try:
+        with torch.no_grad():
+            merge_lifted_tensors(exported)
+            functional: torch.export.ExportedProgram = exported.run_decompositions({})
+    except Exception as error:
+        raise _refusal(name, error) from error
+    return functional
 
 
 def _traced(method: MethodSource, args: Any, kwargs: Any, puts_off: bool) -> torch.export.ExportedProgram:

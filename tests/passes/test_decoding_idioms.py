@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from torch.nn import functional as F
 
 from devplan.passes.api import export
 from devplan.passes.exported.capture import export_method
+from devplan.passes.source.load import resolve
 from devplan.passes.source.model import MethodSource
 from devplan.runtime.errors import UnsupportedOperatorError
+from devplan.tests.zoo.measure import measure
 
 pytestmark = pytest.mark.torch
 
@@ -58,6 +61,13 @@ def test_a_count_in_an_object_is_not_advanced_by_the_export(is_registered: bool)
             assert np.array_equal(rows, expected_rows.numpy())
             assert begin == expected_begin
     assert int(module.past.count) == 0
+
+
+def test_a_saved_program_whose_past_is_an_object_is_exported(tmp_path: Path) -> None:
+    saved = tmp_path / "saved.pt2"
+    torch.export.save(torch.export.export(Decoder(is_registered=True), (torch.ones(2, 4),)), saved)
+    row = measure("saved", "idioms", lambda: resolve(str(saved)), "cuda", code=False, calls=2)
+    assert (row.status, row.error) == ("right", "")
 
 
 def attend(query: torch.Tensor, new: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
