@@ -49,7 +49,9 @@ class _Watch(TorchFunctionMode):
 
     def _note(self, tensor: torch.Tensor) -> None:
         """Bytes are read where they lie: an operator would be traced."""
-        if tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() == 1:
+        extent: int | torch.SymInt = tensor.numel()  # of what data decides nobody can ask whether it is one
+        is_one = isinstance(extent, int) and extent == 1
+        if is_one and tensor.device.type == "cpu" and tensor.layout == torch.strided:
             try:
                 place = tensor.data_ptr()
             except RuntimeError:  # what `torch.func.vmap` stands in has no storage
