@@ -18,6 +18,7 @@ from torch._inductor import compile_fx, ir
 from torch._inductor import lowering as inductor_lowering
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -129,7 +130,9 @@ def lower_graph(traced: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeT
     Raises UnsupportedOperatorError for what Inductor itself cannot lower.
     """
     with mode, torch.no_grad(), V.set_fake_mode(mode), DebugContext():
-        compile_fx._recursive_post_grad_passes(traced, is_inference=True)
+        view_to_reshape(traced)  # type: ignore[no-untyped-call]  # a pass may leave another layout than the view was traced with
+        with _refusing(None):
+            compile_fx._recursive_post_grad_passes(traced, is_inference=True)
         lowering = _Lowering(
             traced,
             shape_env=mode.shape_env,
@@ -151,7 +154,7 @@ def lower_graph(traced: torch.fx.GraphModule, inputs: Sequence[Any], mode: FakeT
 
 
 @contextlib.contextmanager
-def _refusing(lowering: GraphLowering) -> Iterator[None]:
+def _refusing(lowering: GraphLowering | None) -> Iterator[None]:
     """Whatever Inductor raises becomes a refusal that names the node it was at."""
     try:
         yield

@@ -59,7 +59,8 @@ def test_regions_are_averaged(ratio: int, dtype: str) -> None:
         )
 
     program = export_module(Function(function), (maps, found), architectures=("sm_90",))
-    limit = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    # In float32 a sample's place, up to 60, is known to a few times 4e-6, and pixels differ by up to 6 from the next.
+    limit = {"float32": 5e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
     with loaded(program, "cuda") as running:
         results = running.method()(maps.numpy(), found.numpy()).values()
     rounded = found.to(kind).float().numpy()

@@ -89,8 +89,6 @@ def ssd() -> Any:
 @pytest.mark.parametrize("build", [faster_rcnn, retina_net, fcos, ssd])
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_detectors_find_what_they_find_in_eager(build: Callable[[], Any], device: str) -> None:
-    if build is fcos and device == "cuda":
-        pytest.xfail("a view of scores that a kernel left in another layout")
     torch.manual_seed(0)
     detector = build().double()
     for name, parameter in detector.named_parameters():
