@@ -9,12 +9,6 @@ Prints medians in milliseconds since the process was started, beside those of ba
 
 from __future__ import annotations
 
-import argparse
-import importlib.abc
-import json
-import os
-import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -88,7 +82,7 @@ class Spans:
         span["count"] += 1
 
 
-class Watcher(importlib.abc.MetaPathFinder):
+class Watcher:
     """Times imports, and wraps what a module defines once it is imported."""
 
     def __init__(self, spans: Spans) -> None:
@@ -144,8 +138,7 @@ def child(artifact: str, device: str, started: float) -> None:
                 inputs[port.name] = host_value(np.zeros(shape, numpy_dtype(value.dtype)), value.dtype)
         method.run(inputs)
         spans.note("(first output)", spans.now())
-        print(json.dumps(spans.found))
-        sys.stdout.flush()
+        tell(spans)
 
 
 def command(artifact: str, device: str, started: float) -> None:
@@ -162,12 +155,21 @@ def command(artifact: str, device: str, started: float) -> None:
         if end.code:
             raise
     spans.note("(first output)", spans.now())
-    print(json.dumps(spans.found))
-    sys.stdout.flush()
+    tell(spans)
+
+
+def tell(spans: Spans) -> None:
+    """Print the spans as JSON."""
+    import json
+
+    print(json.dumps(spans.found), flush=True)
 
 
 def bare(arguments: list[str], repeat: int) -> float:
     """Median seconds of an interpreter."""
+    import statistics
+    import subprocess
+
     times: list[float] = []
     for _ in range(repeat):
         begin = time.perf_counter()
@@ -177,6 +179,13 @@ def bare(arguments: list[str], repeat: int) -> float:
 
 
 def main() -> int:
+    """The command. What only this needs is imported here: a process that is timed must not pay for it."""
+    import argparse
+    import json
+    import os
+    import statistics
+    import subprocess
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -185,18 +194,14 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--no-bare", action="store_true", help="leave out the bare interpreters")
     parser.add_argument("--command", action="store_true", help="`devplan run`, in place of `load` and a call")
-    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.child is not None:
-        (command if asked.command else child)(str(asked.artifact), asked.device, asked.child)
-        return 0
     runs: list[dict[str, Any]] = []
     ended: list[float] = []
     for _ in range(asked.repeat):
-        words = [sys.executable, str(Path(__file__)), str(asked.artifact), "--device", asked.device]
-        words += ["--command"] if asked.command else []
+        words = [sys.executable, str(Path(__file__)), "--command" if asked.command else "--child"]
+        words += [str(asked.artifact), asked.device]
         begin = time.time()
-        done = subprocess.run([*words, "--child", repr(begin)], capture_output=True, text=True, check=False)
+        done = subprocess.run([*words, repr(begin)], capture_output=True, text=True, check=False)
         ended.append(time.time() - begin)
         if done.returncode:
             print(done.stderr.strip().splitlines()[-1] if done.stderr else f"exit {done.returncode}")
@@ -228,4 +233,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if len(sys.argv) == 5 and sys.argv[1] in ("--child", "--command"):
+        timed = child if sys.argv[1] == "--child" else command
+        timed(sys.argv[2], sys.argv[3], float(sys.argv[4]))
+    else:
+        sys.exit(main())
