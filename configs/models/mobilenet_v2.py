@@ -50,7 +50,15 @@ def model():
             layers.append(InvertedResidual(inputs, outputs, stride if index == 0 else 1, expansion))
             inputs = outputs
     layers += [conv(inputs, 1280, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000)]
-    return nn.Sequential(*layers).eval()
+    return audible(nn.Sequential(*layers)).eval()
+
+
+def audible(network):
+    """Random weights of such a size that results depend on the input; by default they would fade layer by layer."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight)
+    return network
 
 
 def example_inputs():

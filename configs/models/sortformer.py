@@ -49,7 +49,11 @@ class Sortformer(nn.Module):
 
 def model():
     torch.manual_seed(0)
-    return Sortformer().eval()
+    network = Sortformer()
+    for parameter in network.parameters():
+        if parameter.dim() > 1:  # by default the input would fade layer by layer
+            nn.init.normal_(parameter, std=(2 / parameter[0].numel()) ** 0.5)
+    return network.eval()
 
 
 def example_inputs():

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 FULL = os.environ.get("DEVPLAN_MODEL_SIZE") == "full"
-CHANNELS, WIDE, SAMPLES = (250, 2000, 16000) if FULL else (24, 64, 1600)
+CHANNELS, WIDE, SAMPLES = (250, 2000, 16000) if FULL else (24, 64, 8000)
 LABELS = 40
 
 
@@ -17,7 +17,7 @@ def conv(inputs, outputs, kernel, stride, padding):
 def model():
     torch.manual_seed(0)
     middle = [conv(CHANNELS, CHANNELS, 7, 1, 3) for _ in range(7)]
-    return nn.Sequential(
+    network = nn.Sequential(
         conv(1, CHANNELS, 250, 160, 45),
         conv(CHANNELS, CHANNELS, 48, 2, 23),
         *middle,
@@ -25,7 +25,11 @@ def model():
         conv(WIDE, WIDE, 1, 1, 0),
         conv(WIDE, LABELS, 1, 1, 0),
         nn.LogSoftmax(1),
-    ).eval()
+    )
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv1d):
+            nn.init.kaiming_normal_(layer.weight)  # by default the input would fade layer by layer
+    return network.eval()
 
 
 def example_inputs():

@@ -73,6 +73,8 @@ class Row:
     lower_bound: int = 0
     kernels: dict[str, int] = field(default_factory=dict[str, int])
     note: str = ""
+    heard: float | None = None
+    """How far other floating-point inputs move eager's results, like `max_error`; near it, right says nothing."""
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
@@ -104,6 +106,7 @@ def measure(
         row.note = " ".join(source.notes)
         with torch.no_grad():
             expected = _eager(source, calls)
+            row.heard = _heard(source, expected[::calls])
     except Exception as error:  # a model that eager cannot run says nothing of us
         row.status, row.error = "unbuilt", f"{type(error).__name__}: {error}"[:300]
         return row
@@ -213,6 +216,28 @@ def _eager(source: ModelSource, calls: int) -> list[list[Any]]:
             found.append(pytree.tree_leaves(result))
             found[-1] = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in found[-1]]
     return found
+
+
+def _heard(source: ModelSource, expected: list[list[Any]]) -> float | None:
+    """The least change over methods with floating-point inputs, each at its first call; None without any."""
+    changes: list[float] = []
+    for method, wanted in zip(source.methods, expected, strict=True):
+        leaves, spec = pytree.tree_flatten((method.args, method.kwargs))
+        moved = [
+            torch.randn_like(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+            for x in leaves
+        ]
+        if all(a is b for a, b in zip(leaves, moved, strict=True)):
+            continue
+        args, kwargs = pytree.tree_unflatten(copy.deepcopy(moved), spec)
+        try:
+            found = pytree.tree_leaves(copy.deepcopy(method.module)(*args, **kwargs))
+        except Exception:  # some take certain numbers only
+            continue
+        pairs = [(a, b) for a, b in zip(found, wanted, strict=False) if isinstance(b, torch.Tensor)]
+        alike = [(a.detach().numpy(), b.detach().numpy()) for a, b in pairs if a.shape == b.shape]
+        changes.append(max((_error(a, b) for a, b in alike), default=1.0))
+    return min(changes, default=None)
 
 
 def _compare(

@@ -10,6 +10,8 @@ from typing import Any
 Rows = dict[str, dict[str, Any]]
 """The rows of one model by device."""
 
+DEAF = 1e-2
+"""Results that other inputs move less than this are hardly further apart than the tolerance."""
 _HEAD = (
     "model",
     "cuda exports",
@@ -95,6 +97,8 @@ def _sums(group: str, models: dict[str, Rows]) -> list[str]:
         states = ", ".join(f"{n} {s}" for s, n in Counter(row["status"] for row in rows).most_common())
         unchecked = sum("check" in row.get("note", "") for row in counted if _exports(row))
         states += f" ({unchecked} without its check of operators)" if unchecked else ""
+        deaf = sum((row.get("heard") or 1.0) < DEAF for row in counted)
+        states += f" ({deaf} hardly depend on their inputs)" if deaf else ""
         share = "" if device == "executorch" else f", {right} right ({100 * right / len(counted):.0f} %)"
         lines.append(f"{group} on {device}: {exported} of {len(counted)} export{share}; {states}")
     return [*lines, *_reordering(group, models), *_beside(group, models)]
