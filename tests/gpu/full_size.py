@@ -6,8 +6,9 @@
     python tests/gpu/full_size.py --artifacts FOLDER                 # and run what was exported so
 
 Weights are random, made on the device in the given type. Errors are norms of differences over the norm of eager's
-result in float32 with the same weights: ours, and that of eager in the same type, which is the yardstick. One line a
-model, printed as soon as it is known; models run N at a time, but one at a time on the device (``--at-once``).
+result in float32 with the same weights: ours, and that of eager in the same type, which is the yardstick; a model
+whose results other inputs hardly move is called deaf, since its agreement would say nothing. One line a model,
+printed as soon as it is known; models run N at a time, but one at a time on the device (``--at-once``).
 """
 
 from __future__ import annotations
